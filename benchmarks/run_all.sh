@@ -69,6 +69,7 @@ $python -m benchmarks.peers.cpu_mixed "${peers[@]}" --repeats 3 --output-folder 
 $python -m benchmarks.serving.core_faults --output $results/core_faults.json
 $python -m benchmarks.serving.server_start --output $results/server_start.json
 $python -m benchmarks.serving.server_faults --output $results/server_faults.json
+$python -m benchmarks.serving.observed --output $results/observed.json
 $python -m benchmarks.scheduling.policies --output $results/policies.json
 $python -m benchmarks.scheduling.simulated_against_measured --output $results/simulated_against_measured.json
 $python -m benchmarks.paper.paper $results/paper

@@ -44,7 +44,7 @@ SUB_ROOMS = {
     ),
     "engine": (
         "core", "clients", "provenance", "model_front", "kernel_choice", "fingerprint", "disk_tier",
-        "build", "regenerate", "supervision", "convert",
+        "build", "stated_media", "regenerate", "supervision", "convert",
     ),
 }  # fmt: skip
 """Rooms within packages that have some, lower ones first."""

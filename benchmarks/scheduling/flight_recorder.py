@@ -48,7 +48,7 @@ def decoding(num_seqs: int, *, is_recorded: bool) -> Scheduler:
         scheduler.add(make_request(handle, prompt, max_tokens=2800))
     drain_prompts(scheduler, num_seqs)
     if not is_recorded:
-        scheduler._note = lambda *_: None  # type: ignore[method-assign]  # noqa: SLF001
+        scheduler._log.note = lambda *_, **_named: None  # type: ignore[method-assign]  # noqa: SLF001
     return scheduler
 
 

@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from quire import LLM, LoRARequest, SamplingParams
+from quire import LLM, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
 from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
+from tests.engine.test_receipts import forged
+from tests.image_writer import IMAGE, as_bytes, data_url, picture, write_vision_checkpoint
 from tests.lora.adapters import write_adapter
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number")
@@ -36,8 +39,13 @@ def made(model: str | None, file: Path, adapter: Path | None = None) -> Receipt:
     settings = SETTINGS if adapter is None else {**SETTINGS, "enable_lora": True}
     lora = None if adapter is None else LoRARequest("style", 1, str(adapter))
     with LLM(model, **settings) as llm:
-        (output,) = llm.generate("The ", PARAMS, use_tqdm=False, lora_request=lora)
-    assert output.receipt is not None
+        return kept(llm.generate("The ", PARAMS, use_tqdm=False, lora_request=lora), file)
+
+
+def kept(outputs: list[RequestOutput], file: Path) -> Receipt:
+    """Write the receipt of the only output."""
+    (output,) = outputs
+    assert output.receipt is not None, output.error
     file.write_text(output.receipt.to_json())
     return output.receipt
 
@@ -103,15 +111,12 @@ def test_another_engine_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_another_token_is_named_with_both_logprobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.engine.test_receipts import forged
-
     file = tmp_path / "receipt.json"
     params = SamplingParams(max_tokens=6, temperature=0, deterministic=True)
     with LLM(**SETTINGS) as llm:
-        (output,) = llm.generate("The ", params, use_tqdm=False)
-    assert output.receipt is not None
-    token = output.receipt.evidence.samples[0].token_ids[2]
-    file.write_text(forged(output.receipt, 2, token_ids=token + 1).to_json())
+        receipt = kept(llm.generate("The ", params, use_tqdm=False), file)
+    token = receipt.evidence.samples[0].token_ids[2]
+    file.write_text(forged(receipt, 2, token_ids=token + 1).to_json())
     status, out, _ = replay(capsys, file)
     assert status == 1
     assert out.startswith(f"different: token 3 of the answer is {token} ")
@@ -132,6 +137,50 @@ def test_adapters_are_given_by_their_folder(
     status, out, _ = replay(capsys, file, "--adapter", str(other))
     assert status == 1
     assert out.startswith("different: model.adapter is ")
+
+
+def test_images_are_given_by_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: an answer about an image cannot be made again, or another image gives the same."""
+    model, file = write_vision_checkpoint(tmp_path / "vision"), tmp_path / "receipt.json"
+    cat, other = tmp_path / "cat.png", data_url(picture(100, 70, seed=1))
+    cat.write_bytes(as_bytes(picture(100, 70)))
+    sizes = ("--num-kv-blocks", "128", "--max-model-len", "512")
+    settings = {"dtype": "float32", "num_kv_blocks": 128, "max_model_len": 512, "quiet": True}
+    with LLM(str(model), **settings) as llm:
+        text = f"User:{IMAGE}What?<end_of_utterance>\nAssistant:"
+        ids = llm.engine.renderer.render_prompt(text, add_special_tokens=False).token_ids
+        given = {"prompt_token_ids": ids, "multi_modal_data": {"image": cat}}
+        kept(llm.generate(given, PARAMS, use_tqdm=False), file)
+    status, _, err = replay(capsys, file, *sizes)
+    assert status == 2
+    assert "the prompt has 1 images or embeddings" in err and "(--media)" in err
+    status, out, err = replay(capsys, file, *sizes, "--media", str(cat))
+    assert (status, out[:16]) == (0, "equal: 2 answers"), err
+    status, out, _ = replay(capsys, file, *sizes, "--media", other)
+    assert status == 1
+    assert out.startswith("different: text.media is ")
+    status, _, err = replay(capsys, file, *sizes, "--media", str(cat), other)
+    assert status == 2
+    assert "--media has 1 files more" in err
+
+
+def test_embeddings_are_given_by_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = tmp_path / "receipt.json", tmp_path / "rows.pt"
+    with LLM(**SETTINGS, enable_prompt_embeds=True) as llm:
+        size = llm.engine.spec.hidden_size
+        embeds = torch.randn(5, size, generator=torch.Generator().manual_seed(1))
+        torch.save(embeds, rows)
+        kept(llm.generate({"prompt_embeds": embeds}, PARAMS, use_tqdm=False), file)
+    status, out, err = replay(capsys, file, "--media", str(rows))
+    assert (status, out[:16]) == (0, "equal: 2 answers"), err
+    torch.save(embeds + 1.0, rows)
+    status, out, _ = replay(capsys, file, "--media", str(rows))
+    assert status == 1
+    assert out.startswith("different: text.media is ")
 
 
 def test_signatures_are_checked_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -502,6 +502,23 @@ def test_new_weights_are_in_no_file(make: Maker) -> None:
     assert "weights were replaced" in refusal(llm)
 
 
+def test_an_answer_that_outlives_its_files_has_no_receipt(
+    make: Maker, folder: Path, tmp_path: Path
+) -> None:
+    """Fault: it states the digest of the files that had been read when it began."""
+    path = changed(folder, tmp_path / "other", lambda _: None)
+    llm = make(model=path)
+    asked = SamplingParams(max_tokens=8, ignore_eos=True, deterministic=True)
+    stream = llm.stream(PROMPTS[0], asked)
+    next(stream)
+    llm.sleep(level=2, mode="keep")
+    flip_weight(Path(path))
+    llm.wake_up()
+    (*_, last) = stream
+    assert last.finished
+    assert last.receipt is None
+
+
 def test_files_that_were_written_since_the_start_are_refused(
     make: Maker, folder: Path, tmp_path: Path
 ) -> None:

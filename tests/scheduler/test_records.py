@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.kv_cache.pool import MAX_EVICTED_NAMES, BlockPool
 from quire.protocol.control import Pause, Resume, TellFacts
-from quire.protocol.status import PreemptionCause, RequestFacts
-from quire.scheduler.readings.records import MAX_ENDED, MAX_PREEMPTIONS
+from quire.protocol.status import PreemptionCause, PromptChunk, RequestFacts
+from quire.scheduler.readings.records import MAX_CHUNKS, MAX_ENDED, MAX_PREEMPTIONS
 from tests.engine.fake_engine import FakeEngine
 
 
@@ -83,6 +83,7 @@ def test_samples_and_beside() -> None:
     engine.run()
     (found,) = facts(engine, "0")
     assert (found.num_chunks, found.num_chunk_tokens, found.chunk_rows) == (1, 3, (0, 0))
+    assert found.chunks == (PromptChunk(1.0, 3, 0),)
     assert (found.num_steps, found.step_rows) == (5, (2, 2))
 
 
@@ -99,6 +100,21 @@ def test_a_preempted_request_goes_on_counting() -> None:
         for one in each.preemptions:
             assert one.cause is PreemptionCause.BLOCKS and one.seconds is not None
             assert one.num_again is not None and 0 <= one.num_again <= one.num_computed
+            assert 0.0 < one.at_s < one.at_s + one.seconds <= each.age_s
+
+
+def test_chunks_have_their_times() -> None:
+    """Fault: a chunk has the time of another one, or tokens of the rows beside it."""
+    engine = FakeEngine(depth=1, max_num_batched_tokens=8)
+    engine.add(prompt(0, 3), max_tokens=20)
+    engine.step()
+    engine.now += 10.0
+    engine.add(prompt(1, 20), max_tokens=2)
+    engine.run()
+    (found,) = facts(engine, "1")
+    assert [(each.at_s, each.num_tokens, each.num_rows) for each in found.chunks] == [
+        (1.0, 7, 1), (2.0, 7, 1), (3.0, 6, 1),
+    ]  # fmt: skip
 
 
 def test_swapped_tokens_are_not_computed_again() -> None:
@@ -132,6 +148,10 @@ def test_records_are_bounded() -> None:
         engine.run()
     assert not facts(engine, "4") and facts(engine, "5")
     record = engine.scheduler.state.records._ended[-1]
+    for _ in range(MAX_CHUNKS + 3):
+        record.count_chunk(1, 0, 0.0)
+    assert record.num_chunks == MAX_CHUNKS + 4
+    assert len(record.chunks) == MAX_CHUNKS
     for _ in range(MAX_PREEMPTIONS + 3):
         record.preempt(PreemptionCause.RESET, None, num_computed=1, num_swapped=0, now=0.0)
         record.come_back(0, 1.0)

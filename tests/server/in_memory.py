@@ -24,8 +24,7 @@ from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.media import ImageData, MediaInfo
-from quire.protocol.receipts import EngineFacts
-from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
+from quire.protocol.status import EngineCapacity, EngineFacts, EngineState, EngineStatus
 from quire.protocol.step import IntArray
 from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine

@@ -8,9 +8,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import uvicorn
 
 from quire.bundled import bundled_model_path
@@ -77,6 +78,24 @@ class RunningServer:
 
         wait_for(lambda: self.call(is_idle), "end of a request")
         assert self.call(lambda: self.client.stats.num_used_blocks) == 0
+
+
+@contextlib.contextmanager
+def held_up(patch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[threading.Event]:
+    """Let calls of a method wait to the end of this. The event is set when one has begun."""
+    begun, may_go = threading.Event(), threading.Event()
+    method = getattr(owner, name)
+
+    def wait(*given: Any, **named: Any) -> Any:
+        begun.set()
+        assert may_go.wait(WAIT_S)
+        return method(*given, **named)
+
+    patch.setattr(owner, name, wait)
+    try:
+        yield begun
+    finally:
+        may_go.set()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.cli.main import main
 from quire.engine.model_front import ModelFront
@@ -32,13 +34,13 @@ from quire.server.generation.served_model import model_dialect, template_risks
 from quire.server.processes.boot_screen import BootScreen
 from quire.server.readings.chat_parts import ChatParts
 from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
-from quire.server.readings.prompt_memory import KnownPrompt, MissKind, PromptMemory
+from quire.server.readings.prompt_memory import CacheVerdict, KnownPrompt, MissKind, PromptMemory
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, held_up, running_server
 
 SIZE = 16
 SYSTEM = {"role": "system", "content": "You answer in one short sentence, and you never guess."}
@@ -51,7 +53,7 @@ class Planted:
     def __init__(self, server: RunningServer, http: httpx.Client) -> None:
         self.server = server
         self.http = http
-        self._threads = ThreadPoolExecutor(8)
+        self.threads = ThreadPoolExecutor(8)
 
     def stand(self) -> None:
         self.server.call(lambda: setattr(self.server.client, "paused", True))
@@ -69,7 +71,7 @@ class Planted:
     def begin(self, name: str, prompt: Sequence[int], num_tokens: int = 8) -> Future[Any]:
         """Ask in a thread, and wait until the engine has the request."""
         before = self.server.call(lambda: len(self.server.client.added))
-        found = self._threads.submit(self.ask, name, prompt, num_tokens)
+        found = self.threads.submit(self.ask, name, prompt, num_tokens)
         waiting.wait_for(
             lambda: self.server.call(lambda: len(self.server.client.added)) > before, name
         )
@@ -109,9 +111,12 @@ class Planted:
 
 
 @contextmanager
-def planted(front: ModelFront, **engine: Any) -> Iterator[Planted]:
+def planted(
+    front: ModelFront, settings: ServerSettings | None = None, **engine: Any
+) -> Iterator[Planted]:
     client = InMemoryClient(**{"step_s": 0.002, **engine})
-    settings = ServerSettings(disable_access_log=True, enable_engine_control=True)
+    if settings is None:
+        settings = ServerSettings(disable_access_log=True, enable_engine_control=True)
     with (
         running_server(front, settings, client=client) as server,
         waiting.PatientClient(base_url=server.url) as http,
@@ -346,6 +351,18 @@ def test_the_timeline_has_the_reason(roomy: Planted) -> None:
     assert shown["cache"]["kind"] == "difference" and shown["cache"]["token"] == 40
 
 
+def test_prompts_are_compared_beside_other_work(
+    roomy: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the event loop stands still while millions of tokens are compared."""
+    roomy.ask("alike", ids(1700, 40))
+    with held_up(monkeypatch, KnownPrompt, "match") as begun:
+        found = roomy.threads.submit(roomy.missed, "alike")
+        assert begun.wait(waiting.WAIT_S)
+        assert waiting.get(f"{roomy.server.url}/livez").status_code == 200
+    assert found.result()["num_prompt_tokens"] == 40
+
+
 # --- reasons that only some engines have, by hand -------------------------------------------------
 
 
@@ -366,6 +383,10 @@ def facts_of(name: str, **cache: Any) -> RequestFacts:
     )
 
 
+def verdict_of(prompt: KnownPrompt, facts: Sequence[RequestFacts] = ()) -> CacheVerdict:
+    return prompt.verdict(prompt.match(prompt.memory.before(prompt), SIZE), SIZE, facts)
+
+
 @pytest.mark.parametrize(
     ("cache", "kind", "words"),
     [
@@ -384,7 +405,7 @@ def test_reasons_of_the_engine(cache: dict[str, Any], kind: MissKind, words: str
     known(memory, "a", ids(0, 64))
     prompt = known(memory, "b", ids(0, 64))
     facts = [facts_of("a"), facts_of("b", **cache)]
-    verdict = memory.verdict(prompt, block_size=SIZE, facts=facts)
+    verdict = verdict_of(prompt, facts)
     assert verdict.kind is kind and words in " ".join(cache_sentences(verdict))
 
 
@@ -392,7 +413,7 @@ def test_an_earlier_prompt_that_was_not_computed_yet() -> None:
     memory = PromptMemory(8)
     known(memory, "a", ids(0, 64)).timeline.first_token_s = 100.0
     prompt = known(memory, "b", ids(0, 64))
-    verdict = memory.verdict(prompt, block_size=SIZE, facts=[facts_of("a"), facts_of("b")])
+    verdict = verdict_of(prompt, [facts_of("a"), facts_of("b")])
     assert verdict.kind is MissKind.NOT_YET
 
 
@@ -401,10 +422,36 @@ def test_another_adapter_and_another_image() -> None:
     memory = PromptMemory(8)
     image = [Media(bytes([n]) * 16, MediaSpan(20, 10, 0)) for n in range(2)]
     known(memory, "a", ids(0, 64), media=image[:1])
-    other = memory.verdict(known(memory, "b", ids(0, 64), media=image[1:]), block_size=SIZE)
+    other = verdict_of(known(memory, "b", ids(0, 64), media=image[1:]))
     assert (other.kind, other.token) == (MissKind.MEDIA, 20)
     third = known(memory, "c", ids(0, 64), media=image[:1], adapter="red")
-    assert memory.verdict(third, block_size=SIZE).kind is MissKind.ADAPTER
+    assert verdict_of(third).kind is MissKind.ADAPTER
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "red"])), min_size=1, max_size=8),
+    st.integers(1, 40),
+)
+def test_the_newest_of_the_most_alike_is_compared(
+    earlier: list[tuple[int, str]], length: int
+) -> None:
+    """Compares the choice with a plain loop. Each earlier prompt has its first tokens in common."""
+    memory = PromptMemory(16)
+    for number, (num_common, salt) in enumerate(earlier):
+        known(memory, str(number), [*ids(0, num_common), *ids(900, 30)], salt=salt)
+    last = known(memory, "last", ids(0, length))
+    match = last.match(memory.before(last), SIZE)
+    commons = [min(num_common, length) for num_common, _ in earlier]
+    weights = [
+        common - (SIZE - 1) * (salt == "red")
+        for common, (_, salt) in zip(commons, earlier, strict=True)
+    ]
+    best = max(range(len(earlier)), key=lambda n: (weights[n], n))
+    is_like = commons[best] >= SIZE or (length <= SIZE and commons[best] > 0)
+    if is_like:
+        assert match is not None and match.other.timeline.request_id == str(best)
+    else:
+        assert match is None
 
 
 def test_what_the_template_writes_before_an_answer() -> None:
@@ -414,7 +461,7 @@ def test_what_the_template_writes_before_an_answer() -> None:
     known(memory, "a", [*ids(0, 40), 90, 91], tail=40, parts=ChatParts.of(first))
     prompt = known(memory, "b", [*ids(0, 40), 90, 7, *ids(200, 9)], parts=ChatParts.of(later))
     prompt.timeline.num_cached_tokens = 32
-    place = memory.verdict(prompt, block_size=SIZE).place
+    place = verdict_of(prompt).place
     assert place is not None and place.name == "generation_prompt"
 
 
@@ -428,7 +475,7 @@ def test_memory_is_bounded_and_keys_are_apart() -> None:
     timeline = Timeline("x", "/v1/x", "other key")
     given = {"tail": 0, "salt": "", "adapter": "", "media": (), "parts": None}
     apart = memory.add(timeline, np.arange(64, dtype=np.int32), **given)
-    assert memory.verdict(apart, block_size=SIZE).kind is MissKind.NOTHING_BEFORE
+    assert verdict_of(apart).kind is MissKind.NOTHING_BEFORE
     assert memory.find("4", "other key") is None
 
 
@@ -475,8 +522,8 @@ def test_diagnostics_of_messages(roomy: Planted) -> None:
     reason = swapped["diagnostics"]["cache_miss_reason"]
     assert reason["type"] == "tools_changed" and reason["cache_missed_input_tokens"] > 0
     turns = [ASKED, {"role": "assistant", "content": "The Volga."}, ASKED]
-    for given in (turns, turns[:2]):  # the last one begins the answer
-        appended = message(roomy, first["id"], tools=tools, messages=given)
+    for sent in (turns, turns[:2]):  # the last one begins the answer
+        appended = message(roomy, first["id"], tools=tools, messages=sent)
         assert appended["diagnostics"] is None
     begun = [{**ASKED, "content": "Lakes?"}, turns[1]]
     changed = message(roomy, first["id"], tools=tools, messages=begun)

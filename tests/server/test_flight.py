@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.engine.model_front import ModelFront
 from quire.server.settings import ServerSettings
-from quire.telemetry.flight.dump import FlightDump, decode_dump
+from quire.telemetry.flight.dump import FlightDump, decode_dump, user_folder
 from quire.telemetry.flight.record import Doing, EventKind, read_record
 from tests.server.fake_serve import FakeServeOptions, FakeServer, fake_server
 from tests.server.load import until_ready
@@ -102,4 +102,4 @@ def test_a_dump_has_the_stacks_of_all_fronts(short_tmp: Path) -> None:
 
 def test_dumps_are_kept_in_the_data_folder(tmp_path: Path) -> None:
     assert ServerSettings(data_dir=str(tmp_path)).flight_dir == tmp_path / "flight"
-    assert ServerSettings().flight_dir is None
+    assert ServerSettings().flight_dir == user_folder()

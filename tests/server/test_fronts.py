@@ -297,6 +297,7 @@ def test_restarts_of_the_core_leave_the_board_alone(
             tmp_path,
             {},
             on_dead=lambda _: None,
+            flight_dir=tmp_path / "flight",
             command=("true",),
             restart_policy=supervisor.RestartPolicy(first_delay_s=0.0, max_failed_starts=1),
         )

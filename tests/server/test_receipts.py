@@ -6,11 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,8 @@ from quire.config.checkpoint import read_checkpoint
 from quire.config.kv_disk.digest import stamp_files
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
-from quire.protocol.receipts import EngineFacts, Receipt, read_receipts
+from quire.protocol.receipts import Receipt, read_receipts
+from quire.protocol.status import EngineFacts
 from quire.server.generation.receipts import ReceiptStore
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
@@ -33,8 +31,8 @@ from tests import waiting
 from tests.engine.test_laws import has_kernels
 from tests.protocol.test_receipts import receipt_of
 from tests.server.in_memory import InMemoryClient
-from tests.server.running import RunningServer, running_server
-from tests.server.test_run import Serving, children
+from tests.server.running import RunningServer, held_up, running_server
+from tests.server.test_run import children, serving_by_command
 from tests.waiting import wait_for
 
 KEY = b"a key of at least sixteen bytes"
@@ -191,6 +189,18 @@ def test_an_aborted_answer_has_none(http: httpx.Client, server: RunningServer) -
     assert http.get("/receipts/cut").status_code == 404
 
 
+def test_a_receipt_is_kept_beside_other_work(
+    http: httpx.Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the event loop stands still while a long receipt is encoded, or another front
+    writes."""
+    with ThreadPoolExecutor(1) as pool, held_up(monkeypatch, ReceiptStore, "put") as begun:
+        asked = pool.submit(ask, http, "/v1/completions")
+        assert begun.wait(waiting.WAIT_S)
+        assert waiting.get(f"{server.url}/livez").status_code == 200
+    assert receipts(http, asked.result()["id"])
+
+
 def test_what_cannot_be_promised_is_refused(http: httpx.Client, front: ModelFront) -> None:
     reply = http.post(
         "/v1/completions", json={"prompt": "a", "deterministic": True, "hooks": ["three"]}
@@ -249,25 +259,6 @@ FLAGS = (
 NUM_STREAMS = 16
 
 
-@contextmanager
-def serving(tmp_path: Path, *flags: str) -> Iterator[Serving]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    ) as process:
-        served = Serving(process)
-        try:
-            yield served
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            served.end()
-
-
 def load(url: str, turn: int) -> None:
     """Streams at once, in the order of their numbers."""
 
@@ -312,7 +303,7 @@ def test_receipts_of_a_loaded_server_are_made_again(
     same receipts; a fresh engine with another batch size says that they are equal."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     key = key_file(tmp_path)
-    with serving(short_tmp, *FLAGS, "--receipt-key", str(key)) as server:
+    with serving_by_command(short_tmp, *FLAGS, "--receipt-key", str(key)) as server:
         url = server.wait_until_ready()
         load(url, 0)
         wait_for(lambda: metric(url, "num_preemptions") > 0, "a preemption")

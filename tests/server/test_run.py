@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -104,9 +104,24 @@ def serving(
     uds: str = "",
     code: str = CODE,
 ) -> Iterator[Serving]:
+    arguments = ("-c", code, str(port), str(shutdown_timeout), uds)
+    with _started(tmp_path, arguments, subprocess.PIPE) as server:
+        yield server
+
+
+@contextmanager
+def serving_by_command(tmp_path: Path, *flags: str) -> Iterator[Serving]:
+    """`quire serve` on a free port. tmp_path: folder of its temporary files."""
+    arguments = ("-m", "quire", "serve", "--port", "0", *flags)
+    with _started(tmp_path, arguments, subprocess.DEVNULL) as server:
+        yield server
+
+
+@contextmanager
+def _started(tmp_path: Path, arguments: Sequence[str], stdout: int) -> Iterator[Serving]:
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(port), str(shutdown_timeout), uds],
-        stdout=subprocess.PIPE,
+        [sys.executable, *arguments],
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -116,7 +131,8 @@ def serving(
         try:
             yield server
         finally:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
             server.end()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.flight.perfetto import perfetto
+from quire.cli.flight import perfetto
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.telemetry.flight.dump import (
@@ -91,6 +91,16 @@ def test_a_step_comes_back_as_it_was_noted() -> None:
     assert (record.replica, record.pid, record.num_steps) == (3, os.getpid(), 1)
     assert record.facts == {"threads": "2 (cores that this process may use)"}
     assert record.doing is Doing.BETWEEN_STEPS
+
+
+def test_each_step_names_its_own_rows() -> None:
+    """Fault: a step with as many rows as the last one gets the handles of that one. Here the second
+    sample goes on while the last token of the first is in flight, so that no event is between."""
+    engine = FakeEngine(max_num_batched_tokens=1)
+    engine.add([1], max_tokens=5, n=2)
+    engine.run()
+    steps = read_record(engine.core.flight.snapshot()).steps
+    assert [step.planned.first_handles for step in steps] == [(0,)] * 5 + [(1,)] * 4
 
 
 def test_the_ring_wraps_and_keeps_the_last() -> None:
@@ -366,6 +376,13 @@ def check_trace(trace: dict[str, Any]) -> None:
     assert {event["pid"] for event in timed} <= names
 
 
+def timeline_of(recorder: FlightRecorder) -> dict[str, Any]:
+    """Return a timeline, which is valid."""
+    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
+    check_trace(trace)
+    return trace
+
+
 def test_a_timeline_is_valid() -> None:
     engine = busy_engine()
     engine.core.flight.fault("planted")
@@ -387,8 +404,7 @@ def test_a_timeline_of_a_ring_that_wrapped_is_valid() -> None:
         recorder.event(EventKind.ADDED, handle, 4, f"request {handle}")
     recorder.event(EventKind.ENDED, 0, text="stop")
     recorder.event(EventKind.ENDED, 1, text="stop")
-    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
-    check_trace(trace)
+    timeline_of(recorder)
 
 
 def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
@@ -398,8 +414,7 @@ def test_a_first_sample_that_has_ended_does_not_begin_again() -> None:
     recorder.event(EventKind.ADDED, 5, 7, "mine[1]")
     recorder.event(EventKind.ENDED, 4, text="stop")
     recorder.event(EventKind.PREEMPTED, 4, 9, "to be computed again")
-    trace = perfetto(collect("test", "test", rings=[recorder.snapshot()]))
-    check_trace(trace)
+    trace = timeline_of(recorder)
     of_first = [each["ph"] for each in trace["traceEvents"] if each.get("id") == 4]
     assert of_first == ["b", "n", "e"]
     marks = [each["name"] for each in trace["traceEvents"] if each["ph"] == "i"]

@@ -6,14 +6,16 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.cli.flags.engine import add_engine_flags, given_settings
+from quire.cli.flags.engine import add_engine_flags, given_settings, image_bounds
 from quire.cli.parser import CommandParser
 from quire.config.adapters import AdapterFolders
 from quire.errors import ConfigError, RequestError
-from quire.platform.private_files import read_private
-from quire.protocol.receipts import Receipt, check_key, read_receipts
+from quire.protocol.receipts import Receipt, read_key, read_receipts
+
+if TYPE_CHECKING:
+    from quire.engine.stated_media import GivenMedia
 
 __all__ = ["add_arguments", "run"]
 
@@ -26,7 +28,13 @@ def add_arguments(parser: CommandParser) -> None:
         "--adapter", metavar="FOLDER", help="LoRA adapter that computed the answer, if one did"
     )
     parser.add_argument(
-        "--receipt-key", metavar="FILE", help="key of the operator: its signature must be there"
+        "--media", nargs="+", action="extend", default=[], metavar="FILE_OR_URL",
+        help="images of the prompt, or its embeddings (torch.save), as they were sent, in order",
+    )  # fmt: skip
+    parser.add_argument(
+        "--receipt-key",
+        metavar="FILE",
+        help="key by which the operator must have signed it",
     )
     add_engine_flags(parser)
 
@@ -41,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     except RequestError as error:
         raise RequestError(f"{options.receipt}: {error}") from error
     if options.receipt_key is not None:
-        key = check_key(read_private(Path(options.receipt_key)))
+        key = read_key(Path(options.receipt_key))
         for receipt in receipts:
             if not receipt.is_signed_by(key):
                 print(f"different: the key of {options.receipt_key} did not sign {receipt.id}")
@@ -60,6 +68,7 @@ def _replayed(
     """Yield each receipt with its first difference in words. Those that follow one another and
     state the same settings have one engine, which has these but for those that were given."""
     from quire.engine.regenerate import receipt_settings, regenerate
+    from quire.engine.stated_media import is_tensor, stated_media
     from quire.llm import LLM
 
     def settings_of(receipt: Receipt) -> dict[str, Any]:
@@ -68,6 +77,9 @@ def _replayed(
     given = {"quiet": True, **given_settings(options)}
     if options.adapter is not None:
         given["enable_lora"] = True
+    media = _media(options)
+    if any(is_tensor(each.data) for each in media):
+        given["enable_prompt_embeds"] = True
     for stated, alike in groupby(receipts, settings_of):
         with LLM(**{**stated, **given}) as llm:
             folders = AdapterFolders(llm.engine.resolved.settings.max_lora_rank)
@@ -76,8 +88,20 @@ def _replayed(
                 if options.adapter is not None:
                     name = receipt.evidence.adapter or options.adapter
                     adapter = folders.ref(name, options.adapter)
-                first = llm.llm_engine.take_handles(len(receipt.statement.samples))
-                yield receipt, regenerate(llm.engine, receipt, adapter, first_handle=first)
+                count = len(stated_media(receipt))
+                own, media = media[:count], media[count:]
+                first = llm.llm_engine.take_handles(len(receipt.statement.samples) + count)
+                yield receipt, regenerate(llm.engine, receipt, adapter, own, first_handle=first)
+    if media:
+        raise RequestError(f"--media has {len(media)} files more than the prompts have media.")
+
+
+def _media(options: argparse.Namespace) -> list[GivenMedia]:
+    from quire.engine.stated_media import GivenMedia
+    from quire.rendering.media.attached import attached_bytes
+
+    bounds = image_bounds(options)
+    return [GivenMedia(name, attached_bytes(name, *bounds)) for name in options.media]
 
 
 def _told(receipt: Receipt) -> str:

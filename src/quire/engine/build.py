@@ -61,15 +61,15 @@ from quire.platform import detect_platform
 from quire.platform.shared_region import SharedRegion
 from quire.platform.streams import say
 from quire.protocol.control import Allocate, MeasureRecovery, OpenDisk, Report
-from quire.protocol.receipts import EngineFacts, Witness
+from quire.protocol.receipts import Witness
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.protocol.request import EngineRequest
-from quire.protocol.status import FETCHING, PLANNING
+from quire.protocol.status import FETCHING, PLANNING, EngineFacts
 from quire.rendering import Renderer
 from quire.rendering.tokenizer import Tokenizer
 from quire.scheduler import Feasibility, Scheduler, make_policy
 from quire.speculation import DraftMethods
-from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect
+from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect, user_folder
 from quire.telemetry.flight.record import FlightRecorder
 from quire.telemetry.flight.stacks import StackPlace
 from quire.telemetry.kv_events import parse_kv_events
@@ -106,8 +106,9 @@ class Engine:
         `Provenance.witness`."""
         model = self.resolved.settings.model or ""
         name = BUNDLED_NAME if model == str(bundled_model_path()) else model
-        version = self.client.report.weights_version
-        return self.provenance.witness(request, self.facts, name, version)
+        return self.provenance.witness(
+            request, self.facts, name, lambda: self.client.report.weights_version
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def _flight_of_process(plan: StartupPlan) -> tuple[FlightRecorder, StackPlace | 
         directories = [] if folder is None else [folder]
         return collect(reason, "engine", directories, [flight.snapshot()])
 
-    flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(), take).fault)
+    flight = FlightRecorder(on_fault=FaultDumps(DumpFolder(user_folder()), take).fault)
     if folder is None:
         return flight, None
     weakref.finalize(flight, shutil.rmtree, folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan
 from quire.errors import ConfigError, RequestError
 from quire.protocol.control import Report
-from quire.protocol.receipts import EngineFacts, Witness
+from quire.protocol.receipts import Witness
 from quire.protocol.receipts.receipt import digest
 from quire.protocol.request import EngineRequest
+from quire.protocol.status import EngineFacts
 from quire.rendering import ChatTemplate, Renderer
 
 __all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]
@@ -99,18 +100,29 @@ class Provenance:
         self._text: dict[str, Any] | None = None
 
     def witness(
-        self, request: EngineRequest, facts: EngineFacts, name: str, weights_version: int = 0
+        self,
+        request: EngineRequest,
+        facts: EngineFacts,
+        name: str,
+        weights_version: Callable[[], int] = lambda: 0,
     ) -> Witness | None:
         """Return what makes the receipt of a request; None if it asks for none. name: name of the
-        model, for people. weights_version: number of times that its weights were replaced.
+        model, for people. weights_version: tells how often its weights were replaced.
 
         The first call reads all weights, or looks up their digest in `env.cache_folder()`. Raises
         RequestError, naming the reason, if the bits of the answer cannot be promised."""
         if not request.params.deterministic:
             return None
-        _check(request, facts, weights_version)
+        _check(request, facts, weights_version())
         engine, model, text = self.sections(facts)
-        return Witness(request, engine=engine, model=model, text=text, name=name)
+
+        def is_current() -> bool:
+            """An answer may outlive its weights: `wake_up` reads the files again."""
+            return weights_version() == 0 and self._has_files(facts)
+
+        return Witness(
+            request, engine=engine, model=model, text=text, name=name, is_current=is_current
+        )
 
     def sections(
         self, facts: EngineFacts
@@ -141,6 +153,13 @@ class Provenance:
         if self._weights is None or not self._weights[0] == stamp == facts.files:
             raise _refused("the weight files were written after the engine had read them")
         return self._weights[1]
+
+    def _has_files(self, facts: EngineFacts) -> bool:
+        """Return whether the weight files still are those that the engine has read."""
+        try:
+            return self._files is None or stamp_files(self._files) == facts.files
+        except OSError:
+            return False
 
     def _digest_text(self) -> dict[str, Any]:
         tokenizer, template = self._renderer.tokenizer, self._renderer.chat_template

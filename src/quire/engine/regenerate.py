@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.engine.build import Engine
 from quire.engine.provenance import CONDITIONAL_SETTINGS, STATED_SETTINGS
+from quire.engine.stated_media import GivenMedia, put_media
 from quire.errors import ConfigError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
@@ -65,22 +66,27 @@ class _Sample:
 
 
 def regenerate(
-    engine: Engine, receipt: Receipt, adapter: AdapterRef | None = None, *, first_handle: int = 0
+    engine: Engine,
+    receipt: Receipt,
+    adapter: AdapterRef | None = None,
+    media: Sequence[GivenMedia] = (),
+    *,
+    first_handle: int = 0,
 ) -> str:
     """Make the answer again in an engine that does nothing else. Return the first difference in
     words, empty if there is none: first of the fields, then of the tokens.
 
-    adapter: adapter that computed it. first_handle: the first of as many handles as the receipt has
-    samples, which no request had. Raises RequestError if the receipt does not say enough. It
-    has only digests of images.
+    adapter: adapter that computed it. media: its images or embeddings, in order. first_handle: the
+    first of as many handles as the receipt has samples and media, which no request had. Raises
+    RequestError if the receipt does not say enough.
     """
-    stated = receipt.statement
-    if stated.text.get("media"):
-        raise RequestError(
-            "the prompt has images or embeddings, of which a receipt keeps digests alone. Compare "
-            "them by text.media, and send the request again to an engine."
-        )
     request = _request(receipt, adapter, first_handle)
+    with put_media(engine, receipt, media, first_handle + request.params.n) as placed:
+        return _difference(engine, receipt, replace(request, media=placed))
+
+
+def _difference(engine: Engine, receipt: Receipt, request: EngineRequest) -> str:
+    stated = receipt.statement
     program, model, text = engine.provenance.sections(engine.facts)
     own = request_statement(request)
     found = {
@@ -153,8 +159,11 @@ def _max_tokens(samples: Sequence[SampleStatement]) -> int:
 
 def _check_tokens(request: EngineRequest, vocab_size: int) -> None:
     """Raise RequestError for tokens that the model does not have: a file is no front."""
-    prompt = request.prompt_token_ids
-    if not len(prompt) or prompt.min() < 0 or prompt.max() >= vocab_size:
+    prompt, is_token = request.prompt_token_ids, np.ones(len(request.prompt_token_ids), bool)
+    for span in (each.span for each in request.media):
+        is_token[span.position : span.end] = False
+    beyond = (prompt < 0) | (prompt >= vocab_size)
+    if not len(prompt) or (beyond & is_token).any():
         raise RequestError(
             f"the prompt of the receipt is empty, or has tokens beyond the {vocab_size} of this "
             "model. Give the model that made the answer."

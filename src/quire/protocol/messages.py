@@ -181,8 +181,7 @@ class Launch(msgspec.Struct, frozen=True):
     """Launch of a core process, on its standard input, which then stays open while its parent
     lives. settings: values of `EngineSettings` by name. free_bytes: memory that all cores share and
     that was free before the first of them; None to measure it. replica: number of the core
-    among those of a server. flight_dir: folder for dumps of the flight recorder; empty for that of
-    the user."""
+    among those of a server. flight_dir: folder for dumps of the flight recorder."""
 
     version: int
     instance: int
@@ -191,9 +190,9 @@ class Launch(msgspec.Struct, frozen=True):
     heartbeat_interval_s: float
     max_message_bytes: int
     settings: dict[str, str | int | float | bool | None]
+    flight_dir: str
     free_bytes: int | None = None
     replica: int = 0
-    flight_dir: str = ""
 
 
 class StartFailure(msgspec.Struct, frozen=True):

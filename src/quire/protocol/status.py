@@ -4,10 +4,8 @@ about the way of one request through its scheduler."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-from quire.protocol.receipts.facts import EngineFacts
 
 __all__ = [
     "CORE_STARTS",
@@ -15,6 +13,7 @@ __all__ = [
     "PLANNING",
     "CacheFacts",
     "EngineCapacity",
+    "EngineFacts",
     "EngineState",
     "EngineStatus",
     "EngineView",
@@ -22,6 +21,7 @@ __all__ = [
     "OtherRequest",
     "Preemption",
     "PreemptionCause",
+    "PromptChunk",
     "RequestFacts",
     "StartPhase",
     "ViewedGroup",
@@ -38,6 +38,8 @@ FETCHING = "fetching the checkpoint"
 """The phase of a start that fetches a missing checkpoint: it may take hours."""
 
 PLANNING = "planning"
+
+Setting = str | int | bool | None
 
 
 class EngineState(enum.StrEnum):
@@ -65,6 +67,21 @@ class StartPhase:
     name: str
     seconds: float
     is_done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Everything that decides the bits of an engine's answers, as it is known at its start.
+
+    program: version, kernels and settings, by name. config: digest of the model's config. files:
+    stamp of the weight files as they were loaded (`stamp_files`). unstable: reason why other
+    answers beside an answer may change its bits; empty if they never do.
+    """
+
+    program: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    config: str = ""
+    files: str = ""
+    unstable: str = "its bits were not looked at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +301,9 @@ class OtherRequest:
 class Preemption:
     """One loss of all blocks. by: the request for which it happened, if it was one. num_computed:
     tokens whose K/V were there. num_again: tokens of these that were computed again after it.
-    num_swapped: tokens that waited in host memory. seconds: time until it ran again. The last two
-    are None while it waits."""
+    num_swapped: tokens that waited in host memory. at_s: time of the loss, in seconds since the
+    request arrived. seconds: time until it ran again. num_again and seconds are None while it
+    waits."""
 
     cause: PreemptionCause
     by: OtherRequest | None
@@ -293,6 +311,17 @@ class Preemption:
     num_swapped: int = 0
     num_again: int | None = None
     seconds: float | None = None
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A step that computed a part of a prompt. at_s: time of its plan, in seconds since the request
+    arrived. num_tokens: tokens of the prompt. num_rows: rows that decoded beside it."""
+
+    at_s: float
+    num_tokens: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +356,10 @@ class RequestFacts:
     age_s: seconds since it arrived. waits: seconds before its first step, by reason. behind:
     requests that held the most blocks when it began to wait. num_running, num_waiting: others at
     that time. num_chunks: steps that computed its prompt at first. num_chunk_tokens: tokens of
-    these. num_steps: steps that went on behind the prompt. chunk_rows, step_rows: fewest and most
-    other rows that decoded beside its chunks, and that computed beside its steps; None before the
-    first. preemptions: the first ones, num_preemptions: all. cache: None before it was admitted.
+    these. chunks: the first ones. num_steps: steps that went on behind the prompt. chunk_rows,
+    step_rows: fewest and most other rows that decoded beside its chunks, and that computed beside
+    its steps; None before the first. preemptions: the first ones, num_preemptions: all. cache: None
+    before it was admitted.
     """
 
     request_id: str
@@ -342,6 +372,7 @@ class RequestFacts:
     num_waiting: int = 0
     num_chunks: int = 0
     num_chunk_tokens: int = 0
+    chunks: tuple[PromptChunk, ...] = ()
     chunk_rows: tuple[int, int] | None = None
     num_steps: int = 0
     step_rows: tuple[int, int] | None = None

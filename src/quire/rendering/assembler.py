@@ -189,11 +189,6 @@ class OutputAssembler:
             pooled.finished = True
             update.pooled[pooled.request_id] = pooled
 
-    def drop_receipts(self) -> None:
-        """Give no receipts of live requests, since something has changed under them."""
-        for sequence in self._sequences.values():
-            sequence.request.witness = None
-
     def drop(self, handles: Sequence[int]) -> None:
         """Forget sequences whose outputs are not wanted any more."""
         for handle in handles:

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.server.requests.limits import Limits
+from quire.telemetry.flight.dump import user_folder
 
 __all__ = ["SERVER_HELP", "ServerSettings"]
 
@@ -97,7 +98,9 @@ class ServerSettings:
     log_level: str = _setting(
         "info", "least severe lines of the log: debug, info, warning or error"
     )
-    enable_log_requests: bool = _setting(False, "log the parameters of each request")
+    enable_log_requests: bool = _setting(
+        False, "log the parameters of each request, and at its end where its time went"
+    )
     disable_access_log: bool = _setting(False, "log no line per request")
     disable_log_stats: bool = _setting(False, "log no figures every 10 seconds")
     log_stats_interval: float = _setting(10.0, "seconds between two lines of figures")
@@ -192,9 +195,9 @@ class ServerSettings:
         )
 
     @property
-    def flight_dir(self) -> Path | None:
-        """Folder for dumps of the flight recorder; None for that of the user."""
-        return None if self.data_dir is None else Path(self.data_dir) / "flight"
+    def flight_dir(self) -> Path:
+        """Folder for dumps of the flight recorder."""
+        return user_folder() if self.data_dir is None else Path(self.data_dir) / "flight"
 
     @property
     def is_local(self) -> bool:

@@ -1,4 +1,4 @@
-"""Flags by which `quire chat` and `quire complete` choose a server or an engine of their own."""
+"""Flags by which commands choose a server, or an engine of their own."""
 
 from __future__ import annotations
 
@@ -19,26 +19,38 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import check_early
 from quire.errors import ConfigError, RequestError
 
-__all__ = ["DEFAULT_URL", "add_source_flags", "open_source", "openai_key"]
+__all__ = ["add_server_flags", "add_source_flags", "open_source", "openai_key", "server_of"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_source_flags(parser: CommandParser) -> None:
     """Add flags of the server, of sampling, and of the engine."""
+    group = add_server_flags(parser, "; the bundled model in this process if none is there")
+    group.add_argument("--model-name", help="one of the server's models (its first)")
+    add_sampling_flags(parser)
+    add_engine_flags(parser)
+
+
+def add_server_flags(parser: CommandParser, otherwise: str = "") -> argparse._ArgumentGroup:
+    """Add the flags of `server_of`, and return their group. otherwise: words for the help, on what
+    happens if no server is there."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--url",
         "--base-url",
-        help="server to ask (OPENAI_BASE_URL if that is set, else "
-        f"{DEFAULT_URL}; the bundled model in this process if none is there)",
+        help=f"server to ask (OPENAI_BASE_URL if that is set, else {DEFAULT_URL}{otherwise})",
     )
     group.add_argument(
         "--api-key", help="key of the server; better in QUIRE_API_KEY or OPENAI_API_KEY"
     )
-    group.add_argument("--model-name", help="one of the server's models (its first)")
-    add_sampling_flags(parser)
-    add_engine_flags(parser)
+    return group
+
+
+def server_of(options: argparse.Namespace) -> RemoteServer:
+    """Return the server that the flags or the environment name, or the one at `DEFAULT_URL`."""
+    address = ServerAddress.parse(options.url or env.openai_base_url() or DEFAULT_URL)
+    return RemoteServer(address, options.api_key or openai_key(address))
 
 
 @contextmanager
@@ -64,10 +76,8 @@ def open_source(options: argparse.Namespace) -> Generator[tuple[TextSource, Mapp
             f"--url asks a server, but {engine_flags} would set up an engine in this process. "
             "Leave out one of the two; --model-name picks a model of the server."
         )
-    named = options.url or env.openai_base_url()
-    address = ServerAddress.parse(named or DEFAULT_URL)
-    server = RemoteServer(address, options.api_key or openai_key(address))
-    if wants_engine or (named is None and not server.is_there()):
+    server, is_named = server_of(options), bool(options.url or env.openai_base_url())
+    if wants_engine or not (is_named or server.is_there()):
         _check(settings, sampling)  # before it is said that something loads
         if not wants_engine:
             print_note(

@@ -75,7 +75,7 @@ def run_core_process(build: BuildCore) -> int:
     beat = HeartbeatThread(directory, launch.instance, progress, launch.heartbeat_interval_s)
     in_flight = InFlightRecord(directory, launch.instance)
     dumps = FaultDumps(
-        DumpFolder(Path(launch.flight_dir) if launch.flight_dir else None),
+        DumpFolder(Path(launch.flight_dir)),
         lambda reason: collect(reason, "core", [directory]),
     )
     flight = FlightRecorder(

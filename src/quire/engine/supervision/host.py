@@ -18,7 +18,7 @@ from quire.engine.supervision.private_directory import private_directory
 from quire.engine.supervision.supervisor import EngineSupervisor, SettingValue
 from quire.ops.kernel_timing import time_kernels
 from quire.platform import detect_platform
-from quire.telemetry.flight.dump import DumpFolder, collect
+from quire.telemetry.flight.dump import DumpFolder, collect, user_folder
 
 __all__ = ["EngineHost", "host_engine"]
 
@@ -67,6 +67,7 @@ async def host_engine(
     make_supervisor, make_client: their classes, or partials of them with other limits. flight_dir:
     folder for dumps of the flight recorder; None for that of the user.
     """
+    dumps = DumpFolder(flight_dir or user_folder())
     chosen = await asyncio.to_thread(_with_kernels, settings, measure)
     size = int(settings.get("data_parallel_size") or 1)
     with contextlib.ExitStack() as stack:
@@ -84,7 +85,7 @@ async def host_engine(
                 chosen,
                 on_dead=client.engine_died,
                 replica=i,
-                flight_dir=flight_dir,
+                flight_dir=dumps.path,
                 **free,
             )
             for i, (directory, client) in enumerate(zip(directories, clients, strict=True))
@@ -95,9 +96,7 @@ async def host_engine(
             has_cache = bool(chosen.get("enable_prefix_caching", True))
             client = ReplicatedClient(clients, has_cache=has_cache)
         try:
-            yield EngineHost(
-                directories[0], client, supervisors, supervision, DumpFolder(flight_dir)
-            )
+            yield EngineHost(directories[0], client, supervisors, supervision, dumps)
         finally:
             await client.close()
             await asyncio.gather(*(each.stop() for each in supervisors))

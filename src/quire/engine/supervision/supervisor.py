@@ -72,6 +72,7 @@ class EngineSupervisor:
         settings: Mapping[str, SettingValue],
         *,
         on_dead: Callable[[str], None],
+        flight_dir: Path,
         command: Sequence[str] = CORE_COMMAND,
         heartbeat_interval_s: float = 0.25,
         max_message_bytes: int = 64 * 2**20,
@@ -79,10 +80,8 @@ class EngineSupervisor:
         restart_policy: RestartPolicy | None = None,
         free_bytes: int | None = None,
         replica: int = 0,
-        flight_dir: Path | None = None,
     ) -> None:
         """free_bytes, replica, flight_dir: see `Launch`."""
-        self._flight_dir = flight_dir
         self._dumps = DumpFolder(flight_dir)
         self._free_bytes = free_bytes
         self._replica = replica
@@ -167,7 +166,7 @@ class EngineSupervisor:
                 settings=self._settings,
                 free_bytes=self._free_bytes,
                 replica=self._replica,
-                flight_dir="" if self._flight_dir is None else str(self._flight_dir),
+                flight_dir=str(self._dumps.path),
             )
         )
         assert process.stdin is not None, "spawned with a pipe"

@@ -1,6 +1,5 @@
 """Receipts: statements on how an answer was made, from which it can be made again."""
 
-from quire.protocol.receipts.facts import EngineFacts
 from quire.protocol.receipts.receipt import (
     Difference,
     Evidence,
@@ -8,25 +7,24 @@ from quire.protocol.receipts.receipt import (
     SampleEvidence,
     SampleStatement,
     Statement,
-    check_key,
     first_difference,
     logprob_bits,
+    read_key,
     read_receipts,
 )
 from quire.protocol.receipts.witness import Witness, request_statement
 
 __all__ = [
     "Difference",
-    "EngineFacts",
     "Evidence",
     "Receipt",
     "SampleEvidence",
     "SampleStatement",
     "Statement",
     "Witness",
-    "check_key",
     "first_difference",
     "logprob_bits",
+    "read_key",
     "read_receipts",
     "request_statement",
 ]

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import msgspec
@@ -24,12 +27,12 @@ __all__ = [
     "SampleEvidence",
     "SampleStatement",
     "Statement",
-    "check_key",
     "digest",
     "first_difference",
     "logprob_bits",
     "next_link",
     "prompt_digest",
+    "read_key",
     "read_receipts",
 ]
 
@@ -195,12 +198,24 @@ def read_receipts(content: bytes) -> list[Receipt]:
     return found
 
 
-def check_key(key: bytes) -> bytes:
-    """Return a key for signatures. ConfigError if it is too short to be one."""
+def read_key(path: Path) -> bytes:
+    """Return the key for signatures in a file, without blanks at both ends. ConfigError if it
+    cannot be read, others may read it, or it is too short."""
+    try:
+        with path.expanduser().open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            key = file.read().strip()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Give another file.") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"{path} has mode {mode:04o}, so that others may read it. `chmod 600 {path}` keeps it "
+            "for you."
+        )
     if len(key) < LEAST_KEY_BYTES:
         raise ConfigError(
-            f"The key has {len(key)} bytes, but {LEAST_KEY_BYTES} or more are safe. Write one with "
-            "`python -c 'import secrets; print(secrets.token_hex())'`."
+            f"The key in {path} has {len(key)} bytes, but {LEAST_KEY_BYTES} or more are safe. "
+            "Write one with `python -c 'import secrets; print(secrets.token_hex())'`."
         )
     return key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +50,15 @@ class Witness:
         model: Mapping[str, Any],
         text: Mapping[str, Any],
         name: str,
+        is_current: Callable[[], bool],
     ) -> None:
         """engine, model, text: sections of the statement, to which the request adds its own. name:
-        name of the model, for people."""
+        name of the model, for people. is_current: asked at the end whether the model still is what
+        they state."""
         self._request = request
         self._engine, self._model, self._text = engine, model, text
         self._name = name
+        self._is_current = is_current
         self._samples = [_Sample() for _ in range(request.params.n)]
 
     def take(
@@ -82,8 +85,9 @@ class Witness:
         return all(sample.reason in _OWN_ENDS for sample in self._samples)
 
     def receipt(self) -> Receipt | None:
-        """Return the receipt; None before the end, and if a sample did not end by itself."""
-        if not self.is_complete:
+        """Return the receipt; None before the end, and if a sample did not end by itself or the
+        model has changed since the request began."""
+        if not (self.is_complete and self._is_current()):
             return None
         request, adapter = self._request, self._request.adapter
         own = request_statement(request)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from quire.errors import RequestError
+from quire.rendering.renderer import RendersChats
 
 __all__ = ["CacheRisk", "MakeTemplate", "cache_risks"]
 
@@ -45,19 +46,7 @@ _TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Renders(Protocol):
-    """A chat template, or what stands for one."""
-
-    def render(
-        self,
-        messages: Sequence[Any],
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str: ...
-
-
-MakeTemplate = Callable[[Callable[[], datetime]], Renders]
+MakeTemplate = Callable[[Callable[[], datetime]], RendersChats]
 """Makes the template with a clock."""
 
 
@@ -113,42 +102,39 @@ def _thinking(lint: _Lint) -> CacheRisk | None:
     )
 
 
-def _turns(lint: _Lint) -> list[CacheRisk | None]:
-    """Return what changes in the prompt of a conversation when messages are appended."""
+def _turns(lint: _Lint) -> list[CacheRisk]:
+    """Return the risks of what changes in the prompt of a conversation when messages follow."""
     first, second = [_ASKED], [_ASKED, _ANSWERED, _ASKED_AGAIN]
     third = [*second, _ANSWERED, _ASKED]
     instructed = [_SYSTEM, _ASKED], [_SYSTEM, _ASKED, _ANSWERED, _SYSTEM, _ASKED_AGAIN]
     begins = _goes_on(lint.text(first), lint.text(second))
-    return [
-        CacheRisk(
+    habits = (
+        (
+            not begins,
             "generation_prompt",
-            "what it writes before an answer is not what it writes of one that is there: each "
+            "it writes the beginning of an answer differently when the answer is there: each "
             "answer is computed again in the next turn",
-        )
-        if not begins
-        else None,
-        CacheRisk(
+        ),
+        (
+            not _goes_on(lint.text(second, asks=False), lint.text(third)),
             "history",
             "it writes earlier messages differently when others follow: they are computed again in "
             "each turn",
-        )
-        if not _goes_on(lint.text(second, asks=False), lint.text(third))
-        else None,
-        CacheRisk(
+        ),
+        (
+            begins and not _goes_on(lint.text(first, _TOOLS), lint.text(second, _TOOLS)),
             "tools",
             "it moves the tools to the last message of the user: the messages before it are "
             "computed again in each turn",
-        )
-        if begins and not _goes_on(lint.text(first, _TOOLS), lint.text(second, _TOOLS))
-        else None,
-        CacheRisk(
+        ),
+        (
+            begins and not _goes_on(*map(lint.text, instructed)),
             "system",
             "it moves a system message within the conversation to the front: all is computed again "
             "after one",
-        )
-        if begins and not _goes_on(*map(lint.text, instructed))
-        else None,
-    ]
+        ),
+    )
+    return [CacheRisk(name, words) for is_found, name, words in habits if is_found]
 
 
 def _tool_order(lint: _Lint) -> CacheRisk | None:
@@ -169,7 +155,7 @@ def _tool_order(lint: _Lint) -> CacheRisk | None:
 class _Lint:
     """Renders with one template."""
 
-    def __init__(self, template: Renders) -> None:
+    def __init__(self, template: RendersChats) -> None:
         self._template = template
 
     def text(

@@ -117,6 +117,16 @@ class ImageRenderer:
         except RequestError as error:
             raise RequestError(f"{source.place}: {error}") from error
 
+    def part_at(self, named: NamedImage, positions: Sequence[int]) -> ImagePart:
+        """Return an image of which the places in a prompt are known, one for each of its runs."""
+        runs: list[Run] = []
+        first_row = 0
+        for position, tokens in zip(positions, named.image.runs, strict=True):
+            runs.append(Run(position, tokens, first_row))
+            first_row += tokens.length
+        is_whole = self._spec.whole_tokens > 0
+        return ImagePart(named.image.data, named.place, tuple(runs), is_whole)
+
     def _encoded(self, given: RowsSource, place: str) -> PreparedImage:
         """Return an image that comes as rows of the encoder; the engine reads them."""
         bounds = self.bounds

@@ -18,6 +18,7 @@ from quire.protocol.status import (
     OtherRequest,
     Preemption,
     PreemptionCause,
+    PromptChunk,
     RequestFacts,
     WaitReason,
 )
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
     from quire.scheduler.sequence import SequenceGroup
     from quire.scheduler.table import SequenceTable
 
-__all__ = ["MAX_ENDED", "MAX_NAMED", "MAX_PREEMPTIONS", "Record", "Records", "WaitClock"]
+__all__ = [
+    "MAX_CHUNKS",
+    "MAX_ENDED",
+    "MAX_NAMED",
+    "MAX_PREEMPTIONS",
+    "Record",
+    "Records",
+    "WaitClock",
+]
 
 Slots = npt.NDArray[np.int64]
 
@@ -38,6 +47,9 @@ MAX_ENDED = 1024
 
 MAX_NAMED = 3
 """Requests that are named of those that another one waits behind."""
+
+MAX_CHUNKS = 64
+"""Steps of a prompt that are noted one by one."""
 
 MAX_PREEMPTIONS = 8
 """Preemptions of a request that are noted one by one."""
@@ -78,6 +90,7 @@ class Record:
     num_waiting: int = 0
     num_chunks: int = 0
     num_chunk_tokens: int = 0
+    chunks: list[PromptChunk] = field(default_factory=list[PromptChunk])
     chunk_rows: tuple[int, int] | None = None
     num_steps: int = 0
     step_rows: tuple[int, int] | None = None
@@ -154,7 +167,9 @@ class Record:
         """Note that it has lost its blocks."""
         self.num_preemptions += 1
         if len(self.preemptions) < MAX_PREEMPTIONS:
-            self.preemptions.append(Preemption(cause, by, num_computed, num_swapped))
+            at_s = max(now - self.began_s, 0.0)
+            lost = Preemption(cause, by, num_computed, num_swapped, at_s=at_s)
+            self.preemptions.append(lost)
             self.preempted_s = now
 
     def come_back(self, num_kept: int, now: float) -> None:
@@ -170,11 +185,14 @@ class Record:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def count_chunk(self, num_tokens: int, num_rows: int) -> None:
+    def count_chunk(self, num_tokens: int, num_rows: int, now: float) -> None:
         """Note a step that computes a part of the prompt. One after a preemption is not noted: it
         computes again. num_rows: rows that decode beside it."""
         if not self.num_preemptions:
             self.num_chunks += 1
+            if len(self.chunks) < MAX_CHUNKS:
+                at_s = max(now - self.began_s, 0.0)
+                self.chunks.append(PromptChunk(at_s, num_tokens, num_rows))
             self.num_chunk_tokens += num_tokens
             self.chunk_rows = joined(self.chunk_rows, (num_rows, num_rows))
 
@@ -261,8 +279,9 @@ class Records:
         if num_prefill:
             going_on = slots[~of_prompts]
             chunks = zip(slots[of_prompts].tolist(), tokens[of_prompts].tolist(), strict=True)
+            now = self._roster.clock.now
             for slot, num_tokens in chunks:
-                table.at(slot).group.record.count_chunk(num_tokens, len(going_on))
+                table.at(slot).group.record.count_chunk(num_tokens, len(going_on), now)
             slots = going_on
         table.count_steps(slots, num_rows - 1)
 
@@ -305,6 +324,7 @@ class Records:
             num_waiting=record.num_waiting,
             num_chunks=record.num_chunks,
             num_chunk_tokens=record.num_chunk_tokens,
+            chunks=tuple(record.chunks),
             chunk_rows=record.chunk_rows,
             num_steps=num_steps,
             step_rows=step_rows,

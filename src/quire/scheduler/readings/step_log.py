@@ -28,7 +28,6 @@ class StepLog:
         self.steps_total = 0
         self._state = state
         self._counter = counter
-        self._noted_rows, self._noted_handles = (-1, 0, 0), b""
 
     def added(self, request: EngineRequest) -> None:
         """Log that a request has come, by its samples."""
@@ -74,13 +73,9 @@ class StepLog:
         state, flight = self._state, self._state.flight
         pool, roster, num_waiting = state.kv.pool, state.roster, len(state.waiting)
         evicted, preempted = flight.since_last(pool.evicted_total, preempted_total)
-        key = (flight.num_events, len(slots), prefill)
-        if prefill or key != self._noted_rows:  # else they are the rows of the last step
-            first = slots
-            if prefill and len(slots) > NUM_HANDLES:
-                first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
-            self._noted_rows = key
-            self._noted_handles = state.table.handle[first[:NUM_HANDLES]].tobytes()
+        first = slots
+        if prefill and len(slots) > NUM_HANDLES:
+            first = np.concatenate((slots[of_prompts], slots[~of_prompts]))
         num_free, num_cached = pool.num_free, pool.num_cached
         flight.planned(
             (  # in the order of `PlannedPart`, whose names would cost a microsecond
@@ -102,6 +97,6 @@ class StepLog:
                 num_in_flight,
                 preempted,
                 flight.reason_of(shortage.words) if num_waiting else b"",
-                self._noted_handles,
+                state.table.handle[first[:NUM_HANDLES]].tobytes(),
             )
         )

@@ -19,7 +19,7 @@ from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import EventSink
 from quire.server.openai.answer import collect, encode
 from quire.server.openai.job import Job
-from quire.server.readings.prompt_memory import CacheVerdict, MissKind
+from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.requests.errors import ErrorReply
 
 __all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
@@ -209,6 +209,7 @@ def _usage(generation: Generation) -> MessageUsage:
 
 
 _CHANGES = {
+    "model": "model_changed",
     "tools": "tools_changed",
     "system": "system_changed",
     "message": "messages_changed",
@@ -222,11 +223,7 @@ def _diagnostics(verdict: CacheVerdict | None) -> Diagnostics | None:
         return Diagnostics(CacheMissReason("previous_message_not_found"))
     if verdict.goes_on:
         return None
-    changed = None if verdict.place is None else _CHANGES.get(verdict.place.name)
-    if verdict.kind is MissKind.ADAPTER:
-        changed = "model_changed"
-    elif verdict.kind is MissKind.MEDIA:
-        changed = "messages_changed"
+    changed = _CHANGES.get(verdict.changed or "")
     if changed is None:
         return Diagnostics(CacheMissReason("unavailable"))
     return Diagnostics(CacheMissReason(changed, verdict.num_missed))

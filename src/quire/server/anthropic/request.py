@@ -9,7 +9,7 @@ from quire.server.anthropic.conversation import chat_messages
 from quire.server.generation.backend import ServedModel
 from quire.server.requests.bodies import ChatExtras, ChatRequest
 from quire.server.requests.messages_bodies import CountTokensRequest, MessagesRequest
-from quire.server.requests.places import Fields, fields_of, refused
+from quire.server.requests.places import Fields, fields_of, optional_string, refused
 
 __all__ = ["ReadRequest", "read_request"]
 
@@ -50,20 +50,12 @@ def read_request(body: MessagesRequest | CountTokensRequest, model: ServedModel)
         chat.continue_final_message = True
     previous_id = None
     if isinstance(body, MessagesRequest):
-        previous_id = _previous_id(body)
+        previous_id = optional_string(body.diagnostics, "previous_message_id", "diagnostics")
         chat.stream = body.stream
         chat.max_tokens = min(body.max_tokens, MAX_TOKENS)
         chat.stop = body.stop_sequences
     hides = (body.thinking or {}).get("display") == "omitted"
     return ReadRequest(chat, removed_lines, skipped_tools, hides, previous_id)
-
-
-def _previous_id(body: MessagesRequest) -> str | None:
-    found = (body.diagnostics or {}).get("previous_message_id")
-    if found is not None and not isinstance(found, str):
-        advice = "Give the id of a message, or null."
-        raise refused("diagnostics.previous_message_id", found, advice)
-    return found
 
 
 def _tools(given: list[Fields]) -> tuple[list[Fields], list[str]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from quire.platform.private_files import read_private
-from quire.protocol.receipts import Receipt, check_key
+from quire.protocol.receipts import Receipt, read_key
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bounded_store import BoundedStore
 from quire.server.requests.errors import RefusedError
@@ -30,7 +30,11 @@ CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id);
 
 class ReceiptStore(BoundedStore):
     """Bounded by number, bytes and age. The caller with the most loses its oldest receipt first.
-    Each caller's key sees its own alone."""
+    Each caller's key sees its own alone.
+
+    Safe to share between threads. Calls belong there, since they encode long answers, and may wait
+    for another front that writes.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class ReceiptStore(BoundedStore):
     ) -> None:
         """path: see `BoundedStore`. key_file: file of the key that signs. ConfigError if it cannot
         be used."""
-        self._key = None if key_file is None else check_key(read_private(Path(key_file)))
+        self._key = None if key_file is None else read_key(Path(key_file))
         super().__init__(
             path,
             clock,
@@ -52,21 +56,22 @@ class ReceiptStore(BoundedStore):
             max_bytes=limits.max_receipt_bytes,
         )
         self._receipt_s = limits.receipt_s
+        self._lock = threading.Lock()
 
     def put(self, receipt: Receipt, timeline: Timeline) -> Receipt:
         """Sign a receipt and keep it for the caller of a request. Return it signed."""
         if self._key is not None:
             receipt = receipt.signed(self._key)
         body, now = receipt.to_json().encode(), self._clock()
-        self._database.execute(
-            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                receipt.id, timeline.tenant, timeline.request_id, timeline.answer_id, now,
-                len(body), body,
-            ),
+        row = (
+            receipt.id, timeline.tenant, timeline.request_id, timeline.answer_id, now,
+            len(body), body,
         )  # fmt: skip
-        self._database.execute("DELETE FROM receipts WHERE made_s < ?", (now - self._receipt_s,))
-        self._make_room()
+        with self._lock:
+            self._database.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            old = (now - self._receipt_s,)
+            self._database.execute("DELETE FROM receipts WHERE made_s < ?", old)
+            self._make_room()
         return receipt
 
     def find(self, name: str, tenant: str) -> list[Receipt]:
@@ -74,11 +79,12 @@ class ReceiptStore(BoundedStore):
         which they were made. RefusedError 404 if there are none."""
         behind_prefix = (name.partition("-")[2], name.partition("_")[2])
         for each in filter(None, (name, *behind_prefix)):
-            rows = self._database.execute(
-                "SELECT body FROM receipts WHERE tenant = ? AND made_s >= ? AND "
-                "(id = ? OR request_id = ? OR answer_id = ?) ORDER BY rowid",
-                (tenant, self._clock() - self._receipt_s, each, each, each),
-            ).fetchall()
+            with self._lock:
+                rows = self._database.execute(
+                    "SELECT body FROM receipts WHERE tenant = ? AND made_s >= ? AND "
+                    "(id = ? OR request_id = ? OR answer_id = ?) ORDER BY rowid",
+                    (tenant, self._clock() - self._receipt_s, each, each, each),
+                ).fetchall()
             if rows:
                 return [msgspec.json.decode(body, type=Receipt) for (body,) in rows]
         raise RefusedError(

@@ -74,7 +74,7 @@ class Generation:
 
     num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
     prompt_logprobs: one per position, if asked; complete when the first token arrives. known: the
-    prompt, as it is remembered. receipt: set with the last token of a deterministic request.
+    prompt, as it is remembered. receipt: set when `run` has ended, for a deterministic request.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Generation:
         """known: the prompt, as it is remembered. beams: rules of a beam search, whose samples come
         at its end. form: form of parsed answers. has_grammar: the engine must compile a grammar
         first. grammar_field: the request's field with that grammar. witness: makes the receipt, if
-        one is asked for. keep: signs and stores it."""
+        one is asked for. keep: signs and stores it, in a thread."""
         self.prompt = prompt
         self.params = params
         self.num_cached_tokens = 0
@@ -119,7 +119,7 @@ class Generation:
         self.known = known
         self._first_answer: list[int] = []
         self._beams = beams
-        self._is_parsed = form is not None
+        self._is_parsed = timeline.is_parsed = form is not None
         self._has_grammar = has_grammar
         self._grammar_field = grammar_field
         self._witness = witness
@@ -195,6 +195,12 @@ class Generation:
         await follow(self._stream, take_update, outlet)
         if self._expiry is not None:
             raise self._expiry
+        if self._witness is not None and self._witness.is_complete:
+            self.receipt = await asyncio.to_thread(self._kept_receipt, self._witness)
+
+    def _kept_receipt(self, witness: Witness) -> Receipt | None:
+        made = witness.receipt()
+        return None if made is None else self._keep(made)
 
     def close(self) -> None:
         """Release the place in the queue and the timer, and count how the request ended."""
@@ -234,15 +240,14 @@ class Generation:
                 found.append(self._take(sample, news))
         if num_tokens:
             self._count_tokens(num_tokens, num_steps)
-        if self._witness is not None and (made := self._witness.receipt()) is not None:
-            self._witness, self.receipt = None, self._keep(made)
         if self.tap is not None:
             self.tap(found)
         return found
 
     def _take(self, sample: _Sample, news: SampleUpdate) -> SampleDelta:
-        finish = news.finish
+        finish, begun = news.finish, time.perf_counter()
         grown, num_kept, ending = sample.renderer.take(news.token_ids, finish)
+        self._timeline.read_s += time.perf_counter() - begun
         self.num_tokens += num_kept
         if news.index == 0:
             self._first_answer += news.token_ids
@@ -509,14 +514,14 @@ class GenerationService:
             beams,
             max_tokens_is_default=max_tokens_is_default,
         )
-        request = replace(request, salt=salt, scheduling=scheduling)
         if form is not None:
             form = form.at_end_of(prompt)
             request = await self._prompts.run(partial(form.held, request), form.num_chars)
         witness = await _witness_of(ready, request)
+        if timeline.queued_s is None:
+            timeline.queued_s = timeline.now()
+        request = replace(request, salt=salt, scheduling=scheduling, arrival_time=time.monotonic())
         async with await client.add(request) as stream:
-            if timeline.queued_s is None:
-                timeline.queued_s = timeline.now()
             known = self._memory.add(
                 timeline,
                 request.prompt_token_ids,

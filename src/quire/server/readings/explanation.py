@@ -64,8 +64,8 @@ _PLACES = {
     "effort": "the reasoning effort, which the template writes",
     "verbosity": "the verbosity, which the template writes",
     "settings": "other settings that the template reads, such as chat_template_kwargs",
-    "generation_prompt": "what the template writes before an answer, which is not what it writes "
-    "of an answer that is there",
+    "generation_prompt": "the beginning of an answer, which the template writes differently when "
+    "the answer is there",
     "template": "a part that both requests have and that the chat template wrote differently, such "
     "as a date, or thinking that it leaves out",
     "prompt": "the prompt",

@@ -20,7 +20,7 @@ from quire.protocol.status import LoadOutcome, RequestFacts
 from quire.server.readings.chat_parts import ChatParts, Place, digest
 from quire.server.readings.timeline import Timeline
 
-__all__ = ["CacheVerdict", "KnownPrompt", "MissKind", "PromptMemory"]
+__all__ = ["CacheVerdict", "KnownPrompt", "Match", "MissKind", "PromptMemory"]
 
 MAX_TOKENS = 8_000_000
 """Tokens that are remembered together: four bytes each."""
@@ -91,7 +91,67 @@ class KnownPrompt:
         other = self.memory.find(name, self.timeline.tenant)
         if other is None or other.number >= self.number:
             return None
-        return self.memory.verdict(self, block_size=block_size, compared=other)
+        return self.verdict(Match.of(self, other), block_size)
+
+    def match(self, earlier: Sequence[KnownPrompt], block_size: int) -> Match | None:
+        """Return the earlier prompt that explains most: the newest of those with the most common
+        tokens. One that the engine may not use must have a block more than others. None if they
+        have nothing in common but how each prompt begins. earlier: oldest first. Threads may call
+        it; it compares up to `MAX_TOKENS` tokens."""
+        best: Match | None = None
+        most = -1
+        for other in reversed(earlier):
+            if best is not None and most >= 0 and not self._agrees_at(other, most):
+                continue  # it has no more in common
+            match = Match.of(self, other)
+            is_usable = match.kind in (MissKind.DIFFERENCE, MissKind.MEDIA)
+            weight = match.num_common if is_usable else match.num_common - block_size + 1
+            if best is None or weight > most:
+                best, most = match, weight
+        return best if best is not None and _is_like(self, best, block_size) else None
+
+    def _agrees_at(self, other: KnownPrompt, place: int) -> bool:
+        if place >= min(self.num_prompt, len(other.tokens)):
+            return False
+        return bool(self.tokens[place] == other.tokens[place])
+
+    def verdict(
+        self, match: Match | None, block_size: int, facts: Sequence[RequestFacts] = ()
+    ) -> CacheVerdict:
+        """Return why it was not found as far as it could have been. match: see `match`. facts:
+        facts about it and earlier requests, as far as they are known; without them the reasons that
+        only the engine knows are UNKNOWN."""
+        facts_of_own = _facts_of(self, facts)
+        own = None if facts_of_own is None else facts_of_own.cache
+        num_cached = self.timeline.num_cached_tokens if own is None else own.num_cached
+        found = CacheVerdict(
+            MissKind.NOTHING_BEFORE, self.num_prompt, num_cached, block_size=block_size
+        )
+        if own is not None and not own.is_on:
+            return replace(found, kind=MissKind.OFF)
+        if own is not None and not own.reads:
+            return replace(found, kind=MissKind.WHOLE)
+        if match is None:
+            return found
+        other, num_common, kind = match.other, match.num_common, match.kind
+        found = replace(
+            found,
+            kind=kind,
+            num_common=num_common,
+            num_reusable=_whole(min(num_common, self.num_prompt - 1), block_size),
+            num_earlier=len(other.tokens),
+            compared=other.timeline.request_id,
+            seconds_before=self.timeline.arrived_at - other.timeline.arrived_at,
+        )
+        if kind is MissKind.MEDIA:
+            return replace(found, token=num_common)
+        if kind is not MissKind.DIFFERENCE:
+            return found
+        if num_cached < found.num_reusable:
+            return _lost(found, self, other, facts)
+        if num_common in (self.num_prompt, len(other.tokens)):
+            return replace(found, kind=MissKind.NOTHING_MISSED)
+        return replace(found, token=num_common, place=_place(self, other, num_common))
 
     def num_common(self, earlier: KnownPrompt) -> int:
         """Return the number of first tokens that its prompt and an earlier one have in common."""
@@ -133,6 +193,15 @@ class CacheVerdict:
         """True if the prompt goes on where the earlier one ended, as far as its sender knows."""
         is_behind = self.place is not None and self.place.name in ("answer", "generation_prompt")
         return is_behind or self.kind is MissKind.NOTHING_MISSED
+
+    @property
+    def changed(self) -> str | None:
+        """The part that is another one now: a `Place.name`, or "model"; None if none is known."""
+        if self.kind is MissKind.ADAPTER:
+            return "model"
+        if self.kind is MissKind.MEDIA:
+            return "message"
+        return None if self.place is None else self.place.name
 
     @property
     def num_missed(self) -> int:
@@ -205,53 +274,6 @@ class PromptMemory:
             if each.number < prompt.number and each.timeline.tenant == tenant
         ]
 
-    def verdict(
-        self,
-        prompt: KnownPrompt,
-        *,
-        block_size: int,
-        facts: Sequence[RequestFacts] = (),
-        compared: KnownPrompt | None = None,
-    ) -> CacheVerdict:
-        """Return why a prompt was not found as far as it could have been. facts: facts about it and
-        earlier requests, as far as they are known; without them the reasons that only the engine
-        knows are UNKNOWN. compared: the earlier prompt; None for the one that is most alike."""
-        earlier = self.before(prompt) if compared is None else [compared]
-        facts_of_own = _facts_of(prompt, facts)
-        own = None if facts_of_own is None else facts_of_own.cache
-        num_cached = prompt.timeline.num_cached_tokens if own is None else own.num_cached
-        found = CacheVerdict(
-            MissKind.NOTHING_BEFORE, prompt.num_prompt, num_cached, block_size=block_size
-        )
-        if own is not None and not own.is_on:
-            return replace(found, kind=MissKind.OFF)
-        if own is not None and not own.reads:
-            return replace(found, kind=MissKind.WHOLE)
-        best = _best(prompt, earlier, block_size)
-        if best is None and compared is not None:
-            best = _Match.of(prompt, compared)
-        if best is None:
-            return found
-        other, num_common, kind = best.other, best.num_common, best.kind
-        found = replace(
-            found,
-            kind=kind,
-            num_common=num_common,
-            num_reusable=_whole(min(num_common, prompt.num_prompt - 1), block_size),
-            num_earlier=len(other.tokens),
-            compared=other.timeline.request_id,
-            seconds_before=prompt.timeline.arrived_at - other.timeline.arrived_at,
-        )
-        if kind is MissKind.MEDIA:
-            return replace(found, token=num_common)
-        if kind is not MissKind.DIFFERENCE:
-            return found
-        if num_cached < found.num_reusable:
-            return _lost(found, prompt, other, facts)
-        if num_common in (prompt.num_prompt, len(other.tokens)):
-            return replace(found, kind=MissKind.NOTHING_MISSED)
-        return replace(found, token=num_common, place=_place(prompt, other, num_common))
-
 
 def _whole(num_tokens: int, block_size: int) -> int:
     return num_tokens // block_size * block_size
@@ -268,7 +290,7 @@ def _facts_of(prompt: KnownPrompt, facts: Iterable[RequestFacts]) -> RequestFact
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
+class Match:
     """An earlier prompt with the tokens that it has in common. kind: DIFFERENCE, or what keeps the
     engine from using them."""
 
@@ -277,7 +299,7 @@ class _Match:
     kind: MissKind
 
     @classmethod
-    def of(cls, prompt: KnownPrompt, other: KnownPrompt) -> _Match:
+    def of(cls, prompt: KnownPrompt, other: KnownPrompt) -> Match:
         num_common = prompt.num_common(other)
         at = prompt.first_media(other, num_common)
         if prompt.salt != other.salt:
@@ -289,22 +311,7 @@ class _Match:
         return cls(other, num_common, MissKind.DIFFERENCE)
 
 
-def _best(prompt: KnownPrompt, earlier: Sequence[KnownPrompt], block_size: int) -> _Match | None:
-    """Return the earlier prompt that explains most: the newest of those with the most common
-    tokens. One that the engine may not use must have a block more than others. None if they have
-    nothing in common but how each prompt begins."""
-    best: _Match | None = None
-    most = 0
-    for other in earlier:
-        match = _Match.of(prompt, other)
-        is_usable = match.kind in (MissKind.DIFFERENCE, MissKind.MEDIA)
-        weight = match.num_common if is_usable else match.num_common - block_size + 1
-        if best is None or weight >= most:
-            best, most = match, weight
-    return best if best is not None and _is_like(prompt, best, block_size) else None
-
-
-def _is_like(prompt: KnownPrompt, match: _Match, block_size: int) -> bool:
+def _is_like(prompt: KnownPrompt, match: Match, block_size: int) -> bool:
     if match.num_common >= block_size or prompt.num_prompt <= block_size:
         return match.num_common > 0
     one, other = prompt.parts, match.other.parts

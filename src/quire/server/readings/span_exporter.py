@@ -17,7 +17,7 @@ import msgspec
 
 import quire
 from quire.errors import ConfigError
-from quire.server.readings.spans import otlp_attributes
+from quire.server.readings.spans import Span, otlp_attributes
 
 logger = logging.getLogger("quire.server")
 
@@ -91,7 +91,7 @@ class SpanExporter:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._waiting: queue.Queue[dict[str, object]] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Span] = queue.Queue(MAX_WAITING)
         self._num_sent = self._num_dropped_early = self._num_dropped_late = 0
         self._has_failed = False
         self._stopping = threading.Event()
@@ -103,7 +103,12 @@ class SpanExporter:
         """Numbers of spans that were sent and dropped."""
         return self._num_sent, self._num_dropped_early + self._num_dropped_late
 
-    def put(self, spans: list[dict[str, object]]) -> None:
+    @property
+    def has_failed(self) -> bool:
+        """True while the collector takes nothing."""
+        return self._has_failed
+
+    def put(self, spans: list[Span]) -> None:
         """Queue the spans of one request, all or none."""
         if self._waiting.qsize() + len(spans) > MAX_WAITING:
             self._num_dropped_early += len(spans)
@@ -149,13 +154,13 @@ class SpanExporter:
             self._has_failed = False
         return True
 
-    def _take(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = []
+    def _take(self) -> list[Span]:
+        found: list[Span] = []
         while len(found) < MAX_BATCH and not self._waiting.empty():
             found.append(self._waiting.get_nowait())
         return found
 
-    def _send(self, batch: list[dict[str, object]]) -> str:
+    def _send(self, batch: list[Span]) -> str:
         """Post spans. Return the problem, "" for none."""
         parts = urlsplit(self._collector.url)
         assert parts.hostname is not None
@@ -173,7 +178,7 @@ class SpanExporter:
             connection.close()
         return "" if 200 <= status < 300 else f"HTTP {status}"
 
-    def _body(self, batch: list[dict[str, object]]) -> bytes:
+    def _body(self, batch: list[Span]) -> bytes:
         resource = {"service.name": self._collector.service, "service.version": quire.__version__}
         scope = {"name": "quire", "version": quire.__version__}
         return msgspec.json.encode(

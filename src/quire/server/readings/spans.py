@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
+from quire.protocol.status import RequestFacts
+from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import CompletionRequest, GenerationRequest
 from quire.server.requests.pooling_bodies import Pooled
 
-__all__ = ["TraceContext", "otlp_attributes", "request_spans"]
+__all__ = ["Span", "TraceContext", "otlp_attributes", "request_spans"]
 
 MAX_CHARS = 1024
 """Characters of a text in a span. The name of a model that is not here may have many more."""
+
+MAX_DETAILS = 256
+"""Spans of one request below its phases."""
 
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII
@@ -49,6 +55,10 @@ _PARAMETERS = {
     "n": "choice.count",
 }
 """Fields of a body, and the names of their attributes below `gen_ai.request`."""
+
+
+Span = dict[str, object]
+"""A span in OTLP's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +97,15 @@ def request_spans(
     model: str,
     error: str,
     names: str,
-) -> list[dict[str, object]]:
-    """Return the spans of a request that has ended: the request itself first, then its phases.
+    facts: Sequence[RequestFacts] = (),
+    verdict: CacheVerdict | None = None,
+) -> list[Span]:
+    """Return the spans of a request that has ended: the request itself first, then its phases, then
+    what they consist of.
 
     model: name of the model that answered. error: type of the error that ended it, or "". names:
-    see `TRACE_NAMES`.
+    see `TRACE_NAMES`. facts: facts of its prompts, as its caller may see them. verdict: why its
+    prompt was computed; None if that is not known.
     """
     operation = _operation(body)
     attributes: dict[str, object] = {"http.route": timeline.route}
@@ -101,6 +115,8 @@ def request_spans(
         attributes |= _vllm(timeline, body, model)
     if error:
         attributes["error.type"] = error
+    if verdict is not None:
+        attributes |= _cache(verdict)
     begin_ns = round(timeline.arrived_at * 1e9)
 
     def at(seconds: float | None) -> int:
@@ -118,12 +134,89 @@ def request_spans(
         whole["events"] = [{"timeUnixNano": str(at(timeline.first_token_s)), "name": "first token"}]
     if error:
         whole["status"] = {"code": _ERROR, "message": (timeline.error or error)[:MAX_CHARS]}
-    found = [whole]
+    phases = _phases(context, timeline, facts, at)
+    details = islice(_details(context, timeline, facts, at), MAX_DETAILS)
+    found = [whole, *phases.values()]
+    for phase, detail in details:
+        if phase in phases:
+            detail["parentSpanId"] = phases[phase]["spanId"]
+        found.append(detail)
+    return found
+
+
+def _phases(
+    context: TraceContext,
+    timeline: Timeline,
+    facts: Sequence[RequestFacts],
+    at: Callable[[float], int],
+) -> dict[str, Span]:
+    found: dict[str, Span] = {}
     for phase, since, until in _PHASES:
         start = 0.0 if since is None else getattr(timeline, since)
         end = getattr(timeline, until)
         if start is not None and end is not None:
-            found.append(_span(context, phase, (at(start), at(end)), {}))
+            more = _waits(facts) if phase == "queue" else {}
+            found[phase] = _span(context, phase, (at(start), at(end)), more)
+    return found
+
+
+def _details(
+    context: TraceContext,
+    timeline: Timeline,
+    facts: Sequence[RequestFacts],
+    at: Callable[[float], int],
+) -> Iterator[tuple[str, Span]]:
+    """Yield spans with the phase that each is a part of, none if it is a part of the request
+    itself."""
+    first, end = timeline.first_token_s, timeline.finished_s or timeline.now()
+    if first is not None and timeline.read_s:
+        busy = {"quire.busy_ms": 1000.0 * timeline.read_s}
+        name = "tool parse" if timeline.is_parsed else "detokenize"
+        yield "decode", _span(context, name, (at(first), at(end)), busy)
+    sent_s = timeline.queued_s or 0.0
+    for each in facts:
+        starts = [min(sent_s + chunk.at_s, end) for chunk in each.chunks]
+        ends = [*starts[1:], *([] if each.num_chunks > len(starts) else [first or end])]
+        for chunk, start, until in zip(each.chunks, starts, ends, strict=False):
+            yield (
+                "prefill",
+                _span(
+                    context,
+                    "prefill chunk",
+                    (at(start), at(max(start, until))),
+                    {"quire.tokens": chunk.num_tokens, "quire.decoding_rows": chunk.num_rows},
+                ),
+            )
+        for lost in each.preemptions:
+            start = min(sent_s + lost.at_s, end)
+            until = end if lost.seconds is None else min(start + lost.seconds, end)
+            found: dict[str, object] = {
+                "quire.preemption.cause": lost.cause.value,
+                "quire.preemption.computed_tokens": lost.num_computed,
+            }
+            if lost.by is not None and lost.by.request_id:
+                found["quire.preemption.by"] = lost.by.request_id
+            if lost.num_again is not None:
+                found["quire.preemption.tokens_again"] = lost.num_again
+            yield "", _span(context, "preempted", (at(start), at(until)), found)
+
+
+def _waits(facts: Sequence[RequestFacts]) -> dict[str, object]:
+    """Return seconds that the first prompt waited, by their reasons."""
+    waits = facts[0].waits if facts else {}
+    return {f"quire.wait.{reason}_s": seconds for reason, seconds in waits.items()}
+
+
+def _cache(verdict: CacheVerdict) -> dict[str, object]:
+    """Return why tokens of the prompt were computed: hashes and counts."""
+    found: dict[str, object] = {"quire.cache.reason": verdict.kind.value}
+    if verdict.compared:
+        found["quire.cache.compared_request"] = verdict.compared
+        found["quire.cache.common_tokens"] = verdict.num_common
+    if verdict.token is not None:
+        found["quire.cache.first_different_token"] = verdict.token
+    if verdict.place is not None:
+        found["quire.cache.differs_in"] = verdict.place.name
     return found
 
 
@@ -189,7 +282,7 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 def _span(
     context: TraceContext, name: str, times: tuple[int, int], attributes: Mapping[str, object]
-) -> dict[str, object]:
+) -> Span:
     """Return a span below that of the request. times: begin and end, ns since 1970."""
     return {
         "traceId": context.trace_id,

@@ -27,7 +27,7 @@ class Timeline:
     far. A request of several prompts has the times of the first prompt to get there, and chunks of
     all. tenant: name of the caller's key (see `Gate`); not shown. number: place in a `TimelineLog`,
     from 1. answer_id: id of the answer; not shown. parts: digests of the parts of its prompt; not
-    shown.
+    shown. read_s: seconds in which its tokens became text, and were parsed if is_parsed; not shown.
 
     num_history_tokens: tokens of the conversation that the request continues. num_kept_tokens:
     number of the first ones that the prompt has unchanged; the rest was tokenized again.
@@ -62,6 +62,8 @@ class Timeline:
     removed_lines: list[str] = field(default_factory=list[str])
     ignored: list[str] = field(default_factory=list[str])
     parts: ChatParts | None = None
+    read_s: float = 0.0
+    is_parsed: bool = False
     num_chunks: int = 0
     num_chunk_tokens: int = 0
     chunk_times: array[float] = field(default_factory=lambda: array("d"))

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["Fields", "fields_of", "refused", "string_of"]
+__all__ = ["Fields", "fields_of", "optional_string", "refused", "string_of"]
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -28,6 +28,14 @@ def string_of(fields: Fields, name: str, place: str) -> str:
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", value, "Send a string.")
     return value
+
+
+def optional_string(fields: Fields | None, name: str, place: str) -> str | None:
+    """Return the text of a field that may be null or missing, as its object may. RefusedError as of
+    `string_of`."""
+    if fields is None or fields.get(name) is None:
+        return None
+    return string_of(fields, name, place)
 
 
 def refused(place: str, value: object, advice: str) -> RefusedError:

@@ -22,7 +22,7 @@ from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import encode
 from quire.server.openai.job import Job
 from quire.server.openai.logprobs import LogprobsWriter
-from quire.server.readings.prompt_memory import CacheVerdict, MissKind
+from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.requests.errors import ErrorReply
 from quire.server.requests.places import Fields
 from quire.server.requests.responses_bodies import ResponsesRequest
@@ -282,6 +282,7 @@ def _usage(generation: Generation) -> ResponseUsage:
 
 
 _CHANGES = {
+    "model": "model_changed",
     "tools": "tools_changed",
     "effort": "reasoning_effort_changed",
     "verbosity": "verbosity_changed",
@@ -295,11 +296,7 @@ def _diagnostics(verdict: CacheVerdict | None) -> CacheDiagnostics:
         return CacheDiagnostics("comparison_response_not_found")
     if verdict.goes_on:
         return CacheDiagnostics("cache_hit")
-    reason = None if verdict.place is None else _CHANGES.get(verdict.place.name)
-    if verdict.kind is MissKind.ADAPTER:
-        reason = "model_changed"
-    elif verdict.kind is MissKind.MEDIA:
-        reason = "input_changed"
+    reason = _CHANGES.get(verdict.changed or "")
     if reason is None:
         return CacheDiagnostics("unavailable")
     return CacheDiagnostics("cache_miss", verdict.num_missed, reason, verdict.num_common)

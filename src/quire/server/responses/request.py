@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.server.requests.bodies import ChatExtras, ChatRequest
 from quire.server.requests.errors import RefusedError
-from quire.server.requests.places import Fields, fields_of, refused
+from quire.server.requests.places import Fields, fields_of, optional_string, refused
 from quire.server.requests.responses_bodies import InputTokensRequest, ResponsesRequest
 from quire.server.responses.conversation import CONFIGURATION_UPDATE, chat_messages
 from quire.server.responses.tools import GivenTools, chat_choice, given_tools
@@ -59,7 +59,8 @@ def read_request(
         raise refused("truncation", body.truncation, 'Use "auto" or "disabled".')
     compared_id = None
     if isinstance(body, ResponsesRequest):
-        compared_id = _compared_id(body)
+        name, place = "comparison_response_id", "prompt_cache_options"
+        compared_id = optional_string(body.prompt_cache_options, name, place)
         chat.stream, chat.thinking_token_budget = body.stream, body.thinking_token_budget
         chat.max_completion_tokens = body.max_output_tokens
         _take_logprobs(chat, body)
@@ -70,14 +71,6 @@ def read_request(
                 param="include",
             )
     return ReadRequest(chat, tools, body.truncation == "auto", compared_id)
-
-
-def _compared_id(body: ResponsesRequest) -> str | None:
-    found = (body.prompt_cache_options or {}).get("comparison_response_id")
-    if found is not None and not isinstance(found, str):
-        advice = "Give the id of a response, or null."
-        raise refused("prompt_cache_options.comparison_response_id", found, advice)
-    return found
 
 
 def _check_absent(body: InputTokensRequest) -> None:

@@ -11,18 +11,14 @@ import msgspec
 from starlette.responses import Response
 
 import quire
-from quire.errors import QuireError
-from quire.protocol.control import TellFacts
 from quire.protocol.receipts import Receipt
 from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
-from quire.server.readings.explanation import cache_sentences, seen_by, slow_sentences
 from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
 from quire.server.routes import exposition
 from quire.server.routes.route import JSON, TEXT, Access, Call, Route
-from quire.server.routes.services import Services
 from quire.telemetry.engine_stats import EngineStats
 
 __all__ = ["ROUTES"]
@@ -34,13 +30,6 @@ _PAGE_POLICY = (
 """Policy that browsers hold the page to: it asks this server alone."""
 
 _HEALTHY = (EngineState.READY, EngineState.SLEEPING, EngineState.DRAINING)
-
-
-PATIENCE_S = 2.0
-"""Seconds to wait for an engine that is asked about a request."""
-
-SAME_S = 0.1
-"""A request in the engine that is older than a timeline by more than this had its id before."""
 
 
 class Version(msgspec.Struct):
@@ -218,9 +207,8 @@ async def timeline(call: Call[None]) -> dict[str, Any]:
     if found is None:
         raise _unknown(request_id)
     shown = found.as_dict()
-    prompt = call.services.prompt_memory.find(request_id, call.tenant)
-    if prompt is not None and prompt.timeline is found:
-        verdict = prompt.memory.verdict(prompt, block_size=_block_size(call.services))
+    verdict = await call.services.inquiry.verdict(found)
+    if verdict is not None:
         shown["cache"] = _reason(verdict)
     return shown
 
@@ -232,43 +220,14 @@ async def explanation(call: Call[None]) -> Explanation:
     timeline = services.timelines.named(name, call.tenant)
     if timeline is None:
         raise _unknown(name)
-    prompt = services.prompt_memory.find(timeline.request_id, call.tenant)
-    verdict, size = None, _block_size(services)
-    if prompt is not None and prompt.timeline is timeline and timeline.scheduled_s is not None:
-        verdict = prompt.memory.verdict(prompt, block_size=size)
-    compared = () if verdict is None else (verdict.compared,)
-    facts = await _facts(services, call.tenant, (timeline.request_id, *compared))
-    if prompt is not None and verdict is not None:
-        verdict = prompt.memory.verdict(prompt, block_size=size, facts=facts)
-    own = [each for each in facts if each.request_id == timeline.request_id]
-    age_s = timeline.now() + SAME_S
-    shown = seen_by(call.tenant, [each for each in own if each.age_s < age_s])
+    found = await services.inquiry.about(timeline)
+    verdict = found.verdict
     return Explanation(
         timeline.request_id,
-        slow_sentences(timeline, shown),
-        [] if verdict is None else cache_sentences(verdict),
+        *found.sentences(timeline),
         None if verdict is None else _reason(verdict),
-        list(shown),
+        list(found.facts),
     )
-
-
-async def _facts(
-    services: Services, tenant: str, request_ids: tuple[str, ...]
-) -> tuple[RequestFacts, ...]:
-    """Ask the engine about requests. One that cannot answer, or is busy, knows nothing."""
-    client = services.backend.client
-    if client is None:
-        return ()
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return (await client.control(TellFacts(tenant, request_ids))).facts
-    except (QuireError, TimeoutError):
-        return ()
-
-
-def _block_size(services: Services) -> int:
-    capacity = services.backend.status.capacity
-    return 1 if capacity is None else capacity.block_size
 
 
 def _reason(verdict: CacheVerdict) -> CacheReason:
@@ -298,7 +257,8 @@ def _unknown(request_id: str) -> RefusedError:
 async def receipts(call: Call[None]) -> ReceiptList:
     """Receipts of a deterministic request of the caller's key, by its id or that of its
     response."""
-    return ReceiptList(call.services.receipts.find(call.part("receipt_id"), call.tenant))
+    find = call.services.receipts.find
+    return ReceiptList(await asyncio.to_thread(find, call.part("receipt_id"), call.tenant))
 
 
 async def docs(_: Call[None]) -> Response:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import chain
 from math import ceil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore
 from quire.server.generation.backend import Backend, Ready
+from quire.server.generation.inquiry import Findings, Inquiry
 from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
@@ -82,7 +84,8 @@ class Services:
         self.backend = backend
         self.metrics = ServerMetrics()
         self.timelines = TimelineLog(settings.num_kept_timelines)
-        self.prompt_memory = PromptMemory(settings.num_kept_timelines)
+        memory = PromptMemory(settings.num_kept_timelines)
+        self.inquiry = Inquiry(backend, memory)
         self.look = EngineLook()
         self.started_at = round(time.time(), 3)
         self.waiting = WaitingRoom(limits, num_fronts=settings.api_server_count)
@@ -113,6 +116,7 @@ class Services:
         self._recorder = TraceRecorder(settings.record_trace)
         collector = collector_of(settings.otlp_traces_endpoint, os.environ)
         self.spans = None if collector is None else SpanExporter(collector)
+        self._telling: set[asyncio.Task[None]] = set()
         self.page_recorder = PageRecorder("" if front else settings.record_ui)
         folder = settings.data_dir
         self.batches = (
@@ -127,7 +131,7 @@ class Services:
             self._recorder,
             self.prompts,
             OpenImages(settings.api_server_count),
-            self.prompt_memory,
+            memory,
             self.receipts,
         )
 
@@ -274,23 +278,41 @@ class Services:
         finally:
             timeline.finished_s = timeline.now()
             self.timelines.end(timeline)
-            self._export(request, timeline, body, failure)
+            spans = self.spans
+            if spans is not None and not request.state.trace_context.is_sampled:
+                spans = None
+            if spans is not None or self.settings.enable_log_requests:
+                telling = self._tell(spans, request, timeline, body, failure)
+                task = asyncio.create_task(telling)
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
 
-    def _export(
+    async def _tell(
         self,
+        spans: SpanExporter | None,
         request: Request,
         timeline: Timeline,
         body: GenerationRequest | Pooled,
         failure: str,
     ) -> None:
-        """Send the spans of a request that has ended, if anybody collects them."""
-        if self.spans is None or not request.state.trace_context.is_sampled:
-            return
-        names = () if self.backend.model is None else self.backend.model.names
-        is_adapter = not failure and body.model is not None and body.model not in names
-        model = body.model if is_adapter and body.model is not None else "".join(names[:1])
-        context, kind = request.state.trace_context, self.settings.otlp_names
-        self.spans.put(request_spans(context, timeline, body, model, failure, kind))
+        """Log why a request that has ended went as it did, and send its spans. spans: None if
+        nobody collects them. A collector that takes none costs no inquiry."""
+        is_logged, found = self.settings.enable_log_requests, Findings((), None)
+        if is_logged or (spans is not None and not spans.has_failed):
+            found = await self.inquiry.about(timeline)
+        if is_logged:
+            said = " ".join(chain(*found.sentences(timeline)))
+            logger.info("Finished request %s: %s", timeline.request_id, " ".join(said.split()))
+        if spans is not None:
+            names = () if self.backend.model is None else self.backend.model.names
+            is_adapter = not failure and body.model is not None and body.model not in names
+            model = body.model if is_adapter and body.model is not None else "".join(names[:1])
+            context, kind = request.state.trace_context, self.settings.otlp_names
+            spans.put(
+                request_spans(
+                    context, timeline, body, model, failure, kind, found.facts, found.verdict
+                )
+            )
 
     def show(self) -> None:
         """Write this front's reading for the others, once it serves."""
@@ -347,6 +369,7 @@ class Services:
         await self.kept_sessions.close()
         self.prompts.close()
         self._recorder.close()
+        await asyncio.gather(*self._telling)
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
         self.page_recorder.close()

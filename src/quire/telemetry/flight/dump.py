@@ -22,7 +22,15 @@ from quire.errors import ConfigError
 from quire.telemetry.flight.record import RING_PREFIX
 from quire.telemetry.flight.stacks import ProcessStacks, gather_stacks, own_stacks
 
-__all__ = ["DumpFolder", "FaultDumps", "FlightDump", "collect", "decode_dump", "encode_dump"]
+__all__ = [
+    "DumpFolder",
+    "FaultDumps",
+    "FlightDump",
+    "collect",
+    "decode_dump",
+    "encode_dump",
+    "user_folder",
+]
 
 logger = logging.getLogger("quire")
 
@@ -109,13 +117,16 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
+def user_folder() -> Path:
+    """Return the folder of this user's dumps, among the temporary files."""
+    return Path(tempfile.gettempdir()) / f"quire-flight-{os.getuid()}"
+
+
 class DumpFolder:
     """A folder of dumps that only this user can read. At most `num_kept` stay, the latest ones."""
 
-    def __init__(self, path: Path | None = None, num_kept: int = NUM_KEPT) -> None:
-        """path: None for one of this user among the temporary files."""
-        self._num_kept = num_kept
-        self.path = path or Path(tempfile.gettempdir()) / f"quire-flight-{os.getuid()}"
+    def __init__(self, path: Path, num_kept: int = NUM_KEPT) -> None:
+        self.path, self._num_kept = path, num_kept
 
     def write(self, dump: FlightDump) -> Path | None:
         """Write a dump and return its file. A dump that cannot be written is logged. The fault

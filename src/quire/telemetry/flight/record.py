@@ -299,11 +299,6 @@ class FlightRecorder:
         self._evicted_total, self._preempted_total = evicted_total, preempted_total
         return evicted, preempted
 
-    @property
-    def num_events(self) -> int:
-        """Number of events so far."""
-        return self._event_seq
-
     def planned(self, step: tuple[Any, ...]) -> None:
         """Note a step that was planned: a `PlannedPart`, or its values. It counts when `enter` is
         called next."""
