@@ -53,11 +53,10 @@ def test_slots_and_records_fit_into_the_limit() -> None:
 def test_one_writes_and_others_read(tmp_path: Path) -> None:
     folder = KVFolder(tmp_path / "kv")
     first, second = folder.open(header("a")), folder.open(header("a", LIMIT // 2))
-    assert first.lock is not None
-    assert second.lock is None
+    assert first.is_writer and not second.is_writer
     assert second.header == first.header, "a reader has other slots than the writer"
     first.close()
-    assert folder.open(header("a")).lock is not None
+    assert folder.open(header("a")).is_writer
 
 
 def test_replicas_are_told_from_other_servers(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_replicas_are_told_from_other_servers(tmp_path: Path) -> None:
     assert not writer.files.is_siblings
     writer.close()
     again = KVFolder(tmp_path).open(header("a"))
-    assert again.lock is not None and again.files.is_siblings
+    assert again.is_writer and again.files.is_siblings
     again.close()
 
 
@@ -155,7 +154,7 @@ def test_a_look_at_a_store_does_not_keep_its_writer_out(
     looking = os.open(store.files.folder / "lock", os.O_RDWR)
     fcntl.flock(looking, fcntl.LOCK_EX)
     monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-    assert folder.open(header("a")).lock is not None
+    assert folder.open(header("a")).is_writer
     os.close(looking)
 
 

@@ -164,6 +164,10 @@ class OpenStore:
     header: StoreHeader
     lock: int | None
 
+    @property
+    def is_writer(self) -> bool:
+        return self.lock is not None
+
     def close(self) -> None:
         """Let others write."""
         if self.lock is not None:
