@@ -21,6 +21,7 @@ from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.kv_disk.records import RECORD, StoreHeader
 from quire.errors import ConfigError
+from quire.platform.processes import unique_name
 from quire.protocol.pins import KeptPin
 from tests.waiting import WAIT_S
 
@@ -63,8 +64,16 @@ def test_replicas_are_told_from_other_servers(tmp_path: Path) -> None:
     """Fault: a reader cannot know if its own server writes, and keeps the sessions of another."""
     writer = KVFolder(tmp_path).open(header("a"))
     assert writer.files.is_siblings
-    (writer.files.folder / "lock").write_text(f"{os.getpid()}")  # a process of another parent
-    assert not writer.files.is_siblings
+    lock = writer.files.folder / "lock"
+    own = lock.read_text()
+    for other in (
+        unique_name(os.getpid()),
+        own.rpartition("/")[0] + "/1",  # of a container in which its parent has the same pid
+        "another-boot" + own[own.index("/") :],
+        "",
+    ):
+        lock.write_text(other)
+        assert not writer.files.is_siblings, other
     writer.close()
     again = KVFolder(tmp_path).open(header("a"))
     assert again.is_writer and again.files.is_siblings

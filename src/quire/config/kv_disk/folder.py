@@ -24,6 +24,7 @@ from quire.config.kv_disk.records import (
     read_records,
 )
 from quire.errors import ConfigError
+from quire.platform.processes import unique_name
 
 __all__ = ["KVFolder", "OpenStore", "StoreFiles"]
 
@@ -104,7 +105,7 @@ class StoreFiles:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     with contextlib.suppress(OSError):  # a full disk
                         os.ftruncate(lock, 0)
-                        os.pwrite(lock, str(os.getppid()).encode(), 0)
+                        os.pwrite(lock, unique_name(os.getppid()).encode(), 0)
                     return lock
                 time.sleep(LOCK_RETRY_S)
         except BaseException:
@@ -133,7 +134,7 @@ class StoreFiles:
         """True if the last process that took the lock has the parent of this one. So it is with the
         replicas of a server."""
         with contextlib.suppress(OSError, ValueError):
-            return int((self.folder / "lock").read_text()) == os.getppid()
+            return (self.folder / "lock").read_text() == unique_name(os.getppid())
         return False
 
     @property
