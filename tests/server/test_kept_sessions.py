@@ -229,6 +229,21 @@ def test_several_fronts_take_sessions_in_once(tmp_path: Path) -> None:
     run(work)
 
 
+def test_sessions_are_taken_in_together_or_not_at_all() -> None:
+    """Fault: an error leaves the first ones there, and no other front takes in the others."""
+    store = SessionStore(Limits(), None)
+    for name in "ab":
+        store.put(Session(name), "")
+    one, two = (store.row((name, "")) for name in "ab")
+    assert one is not None and two is not None
+    again = SessionStore(Limits(), None)
+    with pytest.raises(sqlite3.IntegrityError):
+        again.restore([one, (*two[:2], None, *two[3:])])
+    assert again.listed("") == []
+    assert again.restore([one, two])
+    assert len(again.listed("")) == 2
+
+
 # --- the whole server -----------------------------------------------------------------------------
 
 
