@@ -26,7 +26,7 @@ from quire.config.kv_disk.records import (
 from quire.errors import ConfigError
 from quire.platform.processes import unique_name
 
-__all__ = ["KVFolder", "OpenStore", "StoreFiles"]
+__all__ = ["KVFolder", "OpenStore", "StoreFiles", "locked"]
 
 KEY_BYTES = 32
 
@@ -175,6 +175,21 @@ class OpenStore:
             os.close(self.lock)
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Wait for the lock of a file, which is made if need be, and hold it; where there are no locks,
+    go on without."""
+    lock: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            lock = os.open(path, OWN_FILE | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
 class KVFolder:
     """Stores of several models side by side, which share one limit."""
 
@@ -246,16 +261,10 @@ class KVFolder:
     def alone(self) -> Generator[None]:
         """Keep other processes from opening and removing stores meanwhile, where there are
         locks."""
-        lock: int | None = None
-        try:
-            with contextlib.suppress(OSError):
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = os.open(self.folder / "lock", OWN_FILE | os.O_CREAT, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self.folder / "lock"):
             yield
-        finally:
-            if lock is not None:
-                os.close(lock)
 
     def open(self, header: StoreHeader) -> OpenStore:
         """Open the store of an identity, and make it if need be. Its limit is what other stores
