@@ -249,7 +249,8 @@ def test_a_list_of_pins_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "pins"
     assert read_pins(path, "a") == []
     write_pins(path, "a", PINS)
-    write_pins(path, "a", PINS[::-1])
+    ended = KeptPin("ended", "", "", np.array([7], np.int32), 1.0)
+    write_pins(path, "a", [ended, *PINS[::-1]])
     found = read_pins(path, "a")
     assert [each.name for each in found] == ["session-a", "one"]
     for old, new in zip(PINS[::-1], found, strict=True):
