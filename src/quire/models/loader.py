@@ -38,6 +38,7 @@ from quire.models.weight_map import WeightMap, WeightTarget
 from quire.platform.streams import say
 from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
+from quire.quantization.mapped_file import MappedFile
 
 __all__ = [
     "LoadFormat",
@@ -54,7 +55,12 @@ T = TypeVar("T")
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
-FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+FLOAT_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 MAX_NAMES = 5
 OTHER_HEADS = re.compile(
     r"(?!lm_head)(\w+_heads?|scores?|classifier|qa_outputs|critic|value_model|reward_model)\."
@@ -332,7 +338,8 @@ def read_weights(
     replaced: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
     """The tensors of each file in the order of its bytes, one at a time, mapped and not copied; of
-    those that are cut, the part that is loaded."""
+    those that are cut, the part that is loaded. A plain one leaves memory when the next is asked
+    for."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
@@ -341,6 +348,7 @@ def read_weights(
         if by_file[file] and by_file[file][0][0].gguf is not None:
             yield from _read_gguf(file, by_file[file], dtype, replaced)
             continue
+        mapped = MappedFile(file)
         with safe_open(file, framework="pt") as opened:
             for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
                 whole, cut = replaced.get(tensor.name), target.cut
@@ -349,20 +357,22 @@ def read_weights(
                 if whole is None and tensor.packed is not None:
                     yield target, read_packed(tensor.packed, file, opened)
                     continue
+                if whole is None and tensor.piece is None:
+                    numbers = mapped.numbers(tensor.start, tensor.end, FLOAT_DTYPES[tensor.dtype])
+                    weight = numbers.view(tensor.shape)
+                    weight = weight if cut is None else cut.of(weight)
+                    _refuse_not_finite(weight, tensor, dtype, cut)
+                    yield target, weight
+                    mapped.release(tensor.start, tensor.end)
+                    continue
                 if whole is not None:
                     # In place of a quantized matrix comes one of its shape, [outputs, inputs].
                     turned = tensor.packed is not None and target.is_transposed
                     weight = target.part_of(whole.t() if turned else whole)
-                elif tensor.piece is not None:
+                else:
                     weight = _whole(tensor, opened)
                     weight = weight if cut is None else cut.of(weight)
                     _refuse_not_finite(weight, tensor, dtype)
-                elif cut is None:
-                    weight = opened.get_tensor(tensor.name)
-                    _refuse_not_finite(weight, tensor, dtype)
-                else:
-                    weight = cut.of(opened.get_slice(tensor.name))
-                    _refuse_not_finite(weight, tensor, dtype, cut)
                 yield target, weight
 
 
