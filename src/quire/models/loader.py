@@ -98,7 +98,7 @@ def load_model(
     create, others = find_model(spec.architecture), replaced or {}
     if load_format == "dummy":
         model = create(spec, factory)
-        targets = model.weight_map.targets(model)
+        targets = dict(_layer_by_layer(model.weight_map.targets(model).items()))
         drawn = dummy_weights(targets, getattr(torch, spec.dtype), seed)
         named = zip(targets, drawn, strict=True)
         weights = (
@@ -337,9 +337,9 @@ def read_weights(
     progress: bool,
     replaced: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
-    """The tensors of each file in the order of its bytes, one at a time, mapped and not copied; of
-    those that are cut, the part that is loaded. A plain one leaves memory when the next is asked
-    for."""
+    """The tensors of each file in the order of its bytes, but with all parts of a layer together,
+    one at a time, mapped and not copied; of those that are cut, the part that is loaded. A plain
+    one leaves memory when the next is asked for."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
@@ -350,7 +350,7 @@ def read_weights(
             continue
         mapped = MappedFile(file)
         with safe_open(file, framework="pt") as opened:
-            for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
+            for tensor, target in _in_order(by_file[file]):
                 whole, cut = replaced.get(tensor.name), target.cut
                 if whole is not None and tensor.piece is not None:
                     whole = tensor.piece.of(whole)
@@ -374,6 +374,21 @@ def read_weights(
                     weight = weight if cut is None else cut.of(weight)
                     _refuse_not_finite(weight, tensor, dtype)
                 yield target, weight
+
+
+def _in_order(
+    plan: Iterable[tuple[TensorInfo, WeightTarget]],
+) -> list[tuple[TensorInfo, WeightTarget]]:
+    return _layer_by_layer(sorted(plan, key=lambda pair: pair[0].start))
+
+
+def _layer_by_layer(pairs: Iterable[tuple[T, WeightTarget]]) -> list[tuple[T, WeightTarget]]:
+    """Put the parts of each layer together, where its first one is: a layer with some of them has
+    memory for all, and files may have one matrix of all experts before the next."""
+    parts: dict[int, list[tuple[T, WeightTarget]]] = {}
+    for pair in pairs:
+        parts.setdefault(id(pair[1].weights), []).append(pair)
+    return [pair for each in parts.values() for pair in each]
 
 
 def read_packed(layout: PackedLayout, file: Path, opened: Any) -> StoredMatrix:
@@ -406,7 +421,7 @@ def _read_gguf(
     """Read weights like `read_weights`. Only some rows at a time of a tensor that is no quantized
     matrix exist in float32; one that is cut is read whole first."""
     reader = GGUFReader(file)
-    for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
+    for tensor, target in _in_order(plan):
         weight = replaced.get(tensor.name)
         if weight is None and tensor.gguf is not None and tensor.packed is not None:
             yield target, StoredMatrix(tensor.packed, {"blocks": reader.blocks(tensor.gguf)})
