@@ -71,11 +71,10 @@ def test_rows_are_answered_as_the_image(llm: LLM, kind: str, mark: str) -> None:
     given: Any = {"image_embeds": rows, "image_grid_thw": torch.tensor([grid])} if is_qwen else rows
     (output,) = llm.generate(asked(f"{mark} What?", given), GREEDY, use_tqdm=False)
     assert encoder.num_encoded == before
-    plain = picture(60, 40)
-    if is_qwen:
-        (other,) = llm.generate(asked(f"{mark} What?", plain), GREEDY, use_tqdm=False)
-        assert tokens(output) == tokens(other)
-    assert output.error is None
+    if kind not in ("smolvlm", "idefics3"):  # these make tiles of an image that says no detail
+        plain = asked(f"{mark} What?", picture(60, 40))
+        assert tokens(output) == tokens(*llm.generate(plain, GREEDY, use_tqdm=False))
+    assert len(tokens(output)) == 12
 
 
 def test_what_is_refused(llm: LLM, kind: str) -> None:
