@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from quire.errors import RequestError
+from quire.rendering.renderer import RendersChats
 
 __all__ = ["CacheRisk", "MakeTemplate", "cache_risks"]
 
@@ -45,19 +46,7 @@ _TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Renders(Protocol):
-    """A chat template, or what stands for one."""
-
-    def render(
-        self,
-        messages: Sequence[Any],
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str: ...
-
-
-MakeTemplate = Callable[[Callable[[], datetime]], Renders]
+MakeTemplate = Callable[[Callable[[], datetime]], RendersChats]
 """Makes the template with a clock."""
 
 
@@ -169,7 +158,7 @@ def _tool_order(lint: _Lint) -> CacheRisk | None:
 class _Lint:
     """Renders with one template."""
 
-    def __init__(self, template: Renders) -> None:
+    def __init__(self, template: RendersChats) -> None:
         self._template = template
 
     def text(
