@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import waiting
-from tests.server.test_run import Serving, children
+from tests.server.test_run import Serving, children, serving_by_command
 from tests.waiting import wait_for
 
 PROMPT = np.random.default_rng(5).integers(5, 900, 1500).tolist()
@@ -24,27 +21,9 @@ HIT = 1488
 LIMIT = 2 * 10**9
 
 
-@contextmanager
-def serving(tmp_path: Path, disk: Path, *more: str) -> Iterator[Serving]:
-    command = [
-        *(sys.executable, "-m", "quire", "serve", "--port", "0", "--num-threads", "1"),
-        *("--num-kv-blocks", "400", "--kv-disk", str(disk), "--kv-disk-bytes", str(LIMIT), *more),
-    ]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    ) as process:
-        server = Serving(process)
-        try:
-            yield server
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            server.end()
+def serving(tmp_path: Path, disk: Path, *more: str) -> AbstractContextManager[Serving]:
+    flags = ("--num-threads", "1", "--num-kv-blocks", "400", "--kv-disk-bytes", str(LIMIT))
+    return serving_by_command(tmp_path, "--kv-disk", str(disk), *flags, *more)
 
 
 def ask(url: str, **more: Any) -> tuple[int, dict[str, Any]]:

@@ -6,11 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ from tests.engine.test_laws import has_kernels
 from tests.protocol.test_receipts import receipt_of
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import RunningServer, running_server
-from tests.server.test_run import Serving, children
+from tests.server.test_run import children, serving_by_command
 from tests.waiting import wait_for
 
 KEY = b"a key of at least sixteen bytes"
@@ -249,25 +246,6 @@ FLAGS = (
 NUM_STREAMS = 16
 
 
-@contextmanager
-def serving(tmp_path: Path, *flags: str) -> Iterator[Serving]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    ) as process:
-        served = Serving(process)
-        try:
-            yield served
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            served.end()
-
-
 def load(url: str, turn: int) -> None:
     """Streams at once, in the order of their numbers."""
 
@@ -312,7 +290,7 @@ def test_receipts_of_a_loaded_server_are_made_again(
     same receipts; a fresh engine with another batch size says that they are equal."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     key = key_file(tmp_path)
-    with serving(short_tmp, *FLAGS, "--receipt-key", str(key)) as server:
+    with serving_by_command(short_tmp, *FLAGS, "--receipt-key", str(key)) as server:
         url = server.wait_until_ready()
         load(url, 0)
         wait_for(lambda: metric(url, "num_preemptions") > 0, "a preemption")
