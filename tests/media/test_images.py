@@ -1,4 +1,4 @@
-"""Images in prompts, on SmolVLM and Idefics 3: what is taken, refused, kept and counted."""
+"""Images in prompts, on SmolVLM and Idefics 3: forms, refusals, caches and counts."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def llm(kind_folder: Path) -> Iterator[LLM]:
 
 
 def is_whole(kind: str) -> bool:
-    """Whether the tokens of an image see each other, so that no step cuts them."""
+    """Return whether the tokens of an image see each other, so that no step cuts them."""
     return kind == "gemma3"
 
 
