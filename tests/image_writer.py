@@ -277,7 +277,10 @@ def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
 
 MARKS = {
     "smolvlm": IMAGE,
+    "idefics3": IMAGE,
+    "qwen2_5_vl": QWEN_IMAGE,
     "qwen3_vl": QWEN_IMAGE,
+    "qwen3_5": QWEN_IMAGE,
     "gemma3": GEMMA_BEGIN,
 }
 """Text of an image in a prompt, by the `model_type` of a family."""
@@ -287,7 +290,7 @@ def write_any_checkpoint(folder: Path, kind: str) -> Path:
     """Write a tiny checkpoint of any family, by its `model_type`."""
     if kind == "gemma3":
         return write_gemma_checkpoint(folder)
-    if kind == "smolvlm":
+    if kind in ("smolvlm", "idefics3"):
         return write_vision_checkpoint(folder, kind)
     return write_qwen_checkpoint(folder, kind)
 

@@ -163,18 +163,18 @@ def test_comments_of_the_page_are_plain():
 @pytest.mark.parametrize(
     "source",
     [
-        '"""What it is."""',
-        'class A:\n    """By name."""',
-        'def f():\n    """\n    Whether it fits."""',
-        'X = 1\n"""Of the pool."""',
-        "x = 1  # As in vLLM",
-        "# How it works\n# in two lines",
-        'def f():\n    """Return it.\n\n    rows: of the step."""',
-        '"""Plan a step. rows, blocks: those that it takes."""',
-        '"""Plan a step. rows: in order; names: by row."""',
-        '"""Take in a result: what one rank has lost is lost."""',
-        '"""Serve others, under limits:\nthose on memory come first."""',
-        "# Rows of a step:\n# as many as fit",
+        '"""What it is."""',  # Bad example
+        'class A:\n    """By name."""',  # Bad example
+        'def f():\n    """\n    Whether it fits."""',  # Bad example
+        'X = 1\n"""Of the pool."""',  # Bad example
+        "x = 1  # As in vLLM",  # Bad example
+        "# How it works\n# in two lines",  # Bad example
+        'def f():\n    """Return it.\n\n    rows: of the step."""',  # Bad example
+        '"""Plan a step. rows, blocks: those that it takes."""',  # Bad example
+        '"""Plan a step. rows: in order; names: by row."""',  # Bad example
+        '"""Take in a result: what one rank has lost is lost."""',  # Bad example
+        '"""Serve others, under limits:\nthose on memory come first."""',  # Bad example
+        "# Rows of a step:\n# as many as fit",  # Bad example
     ],
 )
 def test_an_offence_is_found(source: str):
@@ -197,15 +197,15 @@ def test_plain_text_passes(source: str):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("// What it is.\nint a;", 1),
-        ("int a;\n\n  // Of two rows,\n  // all of them", 3),
-        ("int a;  // by row", 1),
-        ("int a;  // rows\n// As in the other", 2),
-        ('f("a // b");  // from here on', 1),
-        ("/* Whether it\nfits */", 1),
-        ("/**\n * How it works.\n */", 1),
-        ("int a;\n/** Adds x. y:\n * of the rows. */", 2),
-        ("// Adds x.\n// y: as in z", 2),
+        ("// What it is.\nint a;", 1),  # Bad example
+        ("int a;\n\n  // Of two rows,\n  // all of them", 3),  # Bad example
+        ("int a;  // by row", 1),  # Bad example
+        ("int a;  // rows\n// As in the other", 2),  # Bad example
+        ('f("a // b");  // from here on', 1),  # Bad example
+        ("/* Whether it\nfits */", 1),  # Bad example
+        ("/**\n * How it works.\n */", 1),  # Bad example
+        ("int a;\n/** Adds x. y:\n * of the rows. */", 2),  # Bad example
+        ("// Adds x.\n// y: as in z", 2),  # Bad example
     ],
 )
 def test_an_offence_in_cpp_is_found(source: str, line: int):
@@ -213,7 +213,7 @@ def test_an_offence_in_cpp_is_found(source: str, line: int):
 
 
 def test_an_offence_in_docs_is_found():
-    text = "# Title\n\n```\na: what\n```\n\n- **Limits**: those on\nmemory"
+    text = "# Title\n\n```\na: what\n```\n\n- **Limits**: those on\nmemory"  # Bad example
     assert [line for line, _ in doc_offences(text)] == [7]
 
 

@@ -21,6 +21,7 @@ from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.kv_disk.records import RECORD, StoreHeader
 from quire.errors import ConfigError
+from quire.platform.processes import unique_name
 from quire.protocol.pins import KeptPin
 from tests.waiting import WAIT_S
 
@@ -53,22 +54,29 @@ def test_slots_and_records_fit_into_the_limit() -> None:
 def test_one_writes_and_others_read(tmp_path: Path) -> None:
     folder = KVFolder(tmp_path / "kv")
     first, second = folder.open(header("a")), folder.open(header("a", LIMIT // 2))
-    assert first.lock is not None
-    assert second.lock is None
+    assert first.is_writer and not second.is_writer
     assert second.header == first.header, "a reader has other slots than the writer"
     first.close()
-    assert folder.open(header("a")).lock is not None
+    assert folder.open(header("a")).is_writer
 
 
 def test_replicas_are_told_from_other_servers(tmp_path: Path) -> None:
     """Fault: a reader cannot know if its own server writes, and keeps the sessions of another."""
     writer = KVFolder(tmp_path).open(header("a"))
     assert writer.files.is_siblings
-    (writer.files.folder / "lock").write_text(f"{os.getpid()}")  # a process of another parent
-    assert not writer.files.is_siblings
+    lock = writer.files.folder / "lock"
+    own = lock.read_text()
+    for other in (
+        unique_name(os.getpid()),
+        own.rpartition("/")[0] + "/1",  # of a container in which its parent has the same pid
+        "another-boot" + own[own.index("/") :],
+        "",
+    ):
+        lock.write_text(other)
+        assert not writer.files.is_siblings, other
     writer.close()
     again = KVFolder(tmp_path).open(header("a"))
-    assert again.lock is not None and again.files.is_siblings
+    assert again.is_writer and again.files.is_siblings
     again.close()
 
 
@@ -155,7 +163,7 @@ def test_a_look_at_a_store_does_not_keep_its_writer_out(
     looking = os.open(store.files.folder / "lock", os.O_RDWR)
     fcntl.flock(looking, fcntl.LOCK_EX)
     monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-    assert folder.open(header("a")).lock is not None
+    assert folder.open(header("a")).is_writer
     os.close(looking)
 
 
@@ -241,7 +249,8 @@ def test_a_list_of_pins_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "pins"
     assert read_pins(path, "a") == []
     write_pins(path, "a", PINS)
-    write_pins(path, "a", PINS[::-1])
+    ended = KeptPin("ended", "", "", np.array([7], np.int32), 1.0)
+    write_pins(path, "a", [ended, *PINS[::-1]])
     found = read_pins(path, "a")
     assert [each.name for each in found] == ["session-a", "one"]
     for old, new in zip(PINS[::-1], found, strict=True):

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.image_writer import write_any_checkpoint
-
-KINDS = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
+from tests.image_writer import MARKS, write_any_checkpoint
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MARKS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def mark(kind: str) -> str:
+    """Text of an image in a prompt."""
+    return MARKS[kind]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.image_oracle import SETTINGS, asked, tokens
-from tests.image_writer import MARKS, QWEN_IMAGE, picture
+from tests.image_writer import picture
 
 from quire import LLM, SamplingParams
 
@@ -16,9 +16,8 @@ NUM_TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def prompts(kind: str) -> list[Any]:
+def prompts(mark: str) -> list[Any]:
     """Images alone, twice, around text, and beside text alone. Texts repeat themselves."""
-    mark = MARKS.get(kind, QWEN_IMAGE)
     return [
         asked(f"One two three, one two {mark} three, one two three", picture(60, 30)),
         asked(f"{mark} a b a b a b {mark} a b", picture(30, 40, 1), picture(40, 30, 2)),

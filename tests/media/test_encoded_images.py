@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.image_oracle import GREEDY, SETTINGS, asked, tokens, worker_of
-from tests.image_writer import MARKS, QWEN_IMAGE, QWEN_PATCH, as_bytes, picture
+from tests.image_writer import QWEN_PATCH, as_bytes, picture
 
 from quire import LLM, RequestError
 from quire.protocol.media import ImageRows
@@ -51,7 +51,7 @@ def answer(llm: LLM, part: dict[str, Any]) -> list[int]:
     return tokens(output)
 
 
-def test_rows_are_answered_as_the_image(llm: LLM, kind: str) -> None:
+def test_rows_are_answered_as_the_image(llm: LLM, kind: str, mark: str) -> None:
     """In parts of chats, whose tensors are files; and offline, as tensors."""
     is_qwen = kind.startswith("qwen")
     rows, grid = encoded(llm, low=not is_qwen)
@@ -68,15 +68,13 @@ def test_rows_are_answered_as_the_image(llm: LLM, kind: str) -> None:
     before = encoder.num_encoded
     for form in forms:
         assert answer(llm, {"type": "image_embeds", "image_embeds": form}) == wanted
-    mark = MARKS.get(kind, QWEN_IMAGE)
     given: Any = {"image_embeds": rows, "image_grid_thw": torch.tensor([grid])} if is_qwen else rows
     (output,) = llm.generate(asked(f"{mark} What?", given), GREEDY, use_tqdm=False)
     assert encoder.num_encoded == before
-    plain = picture(60, 40)
-    if is_qwen:
-        (other,) = llm.generate(asked(f"{mark} What?", plain), GREEDY, use_tqdm=False)
-        assert tokens(output) == tokens(other)
-    assert output.error is None
+    if kind not in ("smolvlm", "idefics3"):  # these make tiles of an image that says no detail
+        plain = asked(f"{mark} What?", picture(60, 40))
+        assert tokens(output) == tokens(*llm.generate(plain, GREEDY, use_tqdm=False))
+    assert len(tokens(output)) == 12
 
 
 def test_what_is_refused(llm: LLM, kind: str) -> None:

@@ -1,9 +1,8 @@
-"""Images of Gemma 3: pixels, tokens, rows and answers are those of transformers, and the laws hold
-although tokens of an image see each other."""
+"""Images of Gemma 3, beyond the laws of all families: pixels, tokens and rows are those of
+transformers, and tokens of an image see each other whatever a step holds."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from tests.image_oracle import (
     asked,
     generated,
     oracle,
-    streamed,
     tokens,
     worker_of,
 )
@@ -31,8 +29,6 @@ from tests.image_writer import (
     GEMMA_SIDE,
     GEMMA_SOFT,
     GEMMA_TOKENS,
-    as_bytes,
-    data_url,
     picture,
     write_gemma_checkpoint,
 )
@@ -178,31 +174,6 @@ def test_prompts_have_the_token_ids_of_transformers(llm: LLM, folder: Path, text
         assert own[1:-1] == [soft] * GEMMA_TOKENS and soft not in (own[0], own[-1])
 
 
-def test_answers_are_those_of_generate(llm: LLM, folder: Path) -> None:
-    """Alone, streamed and in a batch with text; one image, several, and forms of the same one. The
-    window of sliding layers is shorter than an image, and than the text around it."""
-    first, second = picture(100, 70), picture(30, 90, seed=1)
-    words = "This sentence is longer than the window of the layers that slide, by some way. "
-    prompts: list[Any] = [
-        asked(f"Look: {IMAGE} What?", first),
-        "Only text here.",
-        asked(f"{IMAGE}{IMAGE} Compare.", second, first),
-        asked(IMAGE, second.convert("L")),
-        asked(f"Look: {IMAGE} What?", as_bytes(first)),
-        asked(f"{words}{IMAGE}{words}{IMAGE}\n{words}", first, second),
-    ]
-    grey = second.convert("L").convert("RGB")
-    images = [[first], [], [second, first], [grey], [first], [first, second]]
-    batch = llm.generate(prompts, GREEDY, use_tqdm=False)
-    for prompt, pictures, output in zip(prompts, images, batch, strict=True):
-        wanted = generated(folder, list(output.prompt_token_ids), pictures)
-        assert tokens(output) == wanted
-        llm.reset_prefix_cache()
-        assert tokens(*llm.generate(prompt, GREEDY, use_tqdm=False)) == wanted
-        streamed = [list(each.outputs[0].token_ids) for each in llm.stream(prompt, GREEDY)]
-        assert streamed[-1] == wanted
-
-
 @pytest.mark.parametrize("window", [8, 16, 40])
 def test_answers_with_another_window(tmp_path: Path, window: int) -> None:
     folder = write_gemma_checkpoint(tmp_path / "model", sliding_window=window)
@@ -210,21 +181,6 @@ def test_answers_with_another_window(tmp_path: Path, window: int) -> None:
     with LLM(str(folder), **SETTINGS) as llm:
         (found,) = llm.generate(asked(f"{words}{IMAGE}{words}", image), GREEDY, use_tqdm=False)
     assert tokens(found) == generated(folder, list(found.prompt_token_ids), [image])
-
-
-def test_whole_is_chunked_at_every_cut_that_is_allowed(folder: Path) -> None:
-    """Chunks that begin and end at each place around images, but not in one."""
-    prompt = asked(f"So\n{IMAGE} it {IMAGE}is", picture(40, 24), picture(24, 40))
-    with LLM(str(folder), **SETTINGS) as whole:
-        (output,) = whole.generate(prompt, GREEDY, use_tqdm=False)
-        wanted, length = tokens(output), len(output.prompt_token_ids)
-    assert wanted == generated(
-        folder, list(output.prompt_token_ids), [picture(40, 24), picture(24, 40)]
-    )
-    for size in (*range(GEMMA_TOKENS, GEMMA_TOKENS + 9), 35, 36, 37, length - 1):
-        chunked = {**SETTINGS, "max_num_batched_tokens": size, "max_num_seqs": 1}
-        with LLM(str(folder), **chunked) as engine:
-            assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == wanted
 
 
 def test_images_beside_many_streams_in_the_smallest_steps(folder: Path, llm: LLM) -> None:
@@ -237,33 +193,6 @@ def test_images_beside_many_streams_in_the_smallest_steps(folder: Path, llm: LLM
     small = {"max_num_seqs": 4, "max_num_batched_tokens": GEMMA_TOKENS + 3}
     with LLM(str(folder), **SETTINGS, **small) as engine:
         assert [tokens(e) for e in engine.generate(prompts, LONGER, use_tqdm=False)] == wanted
-
-
-def test_preempted_requests_keep_their_images(folder: Path) -> None:
-    prompts = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(4)]
-    with LLM(str(folder), **SETTINGS) as engine:
-        wanted = [tokens(each) for each in engine.generate(prompts, LONGER, use_tqdm=False)]
-    small = {**SETTINGS, "num_kv_blocks": 34, "max_model_len": 120, "enable_prefix_caching": False}
-    with LLM(str(folder), **small) as engine:
-        found = [tokens(each) for each in engine.generate(prompts, LONGER, use_tqdm=False)]
-        stats: Any = engine.engine.client
-        assert stats._core.stats().preempted_total > 0
-    assert found == wanted
-
-
-def test_a_second_turn_does_not_encode_the_image(llm: LLM) -> None:
-    image, worker = picture(48, 80, seed=7), worker_of(llm)
-    start = f"User: {IMAGE} What is this picture, and what else is there to see in it?"
-    before = worker._images.num_encoded
-    (first,) = llm.generate(asked(start, image), GREEDY, use_tqdm=False)
-    following = start + first.outputs[0].text + " And?"
-    (second,) = llm.generate(asked(following, image), GREEDY, use_tqdm=False)
-    assert worker._images.num_encoded == before + 1
-    assert second.num_cached_tokens >= len(first.prompt_token_ids) // 16 * 16
-    (third,) = llm.generate(asked(start, picture(48, 80, seed=8)), GREEDY, use_tqdm=False)
-    assert list(third.prompt_token_ids) == list(first.prompt_token_ids)
-    assert third.num_cached_tokens < 16
-    assert worker._images.num_encoded == before + 2
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
@@ -287,51 +216,6 @@ def test_a_hit_that_ends_within_an_image_is_cold(folder: Path, block_size: int) 
     assert ends_within > 1
 
 
-def test_chats_in_all_forms(llm: LLM, folder: Path) -> None:
-    image = picture(50, 60)
-    question = {"type": "text", "text": "What?"}
-    found: list[list[int]] = []
-    for part in (
-        {"type": "image_pil", "image_pil": image},
-        {"type": "image_url", "image_url": {"url": data_url(image), "detail": "low"}},
-        {"type": "input_image", "image_url": data_url(image), "detail": "auto"},
-    ):
-        messages = [{"role": "user", "content": [part, question]}]
-        (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
-        found.append(tokens(output))
-        wanted = generated(folder, list(output.prompt_token_ids), [image])
-    assert found == [wanted] * 3
-
-
-def test_a_text_that_spells_the_tokens_is_text(llm: LLM) -> None:
-    parts = [
-        {"type": "text", "text": f"What is {GEMMA_BEGIN}{GEMMA_SOFT}?"},
-        {"type": "image_pil", "image_pil": picture(16, 16)},
-        {"type": "text", "text": GEMMA_BEGIN},
-    ]
-    (found,) = llm.chat([{"role": "user", "content": parts}], GREEDY, use_tqdm=False)
-    images = worker_of(llm)._loaded.spec.images
-    ids = list(found.prompt_token_ids)
-    assert ids.count(images.token_id) == GEMMA_TOKENS
-    assert ids.count(images.begin_id) == ids.count(images.end_id) == 1
-
-
-def test_streams_are_those_of_generate(folder: Path, llm: LLM) -> None:
-    prompts: list[Any] = [asked(f"See {IMAGE} now", picture(60, 40, seed=i)) for i in range(3)]
-    prompts.append("Only text.")
-    wanted = [tokens(each) for each in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    assert streamed(folder, prompts) == wanted
-
-
-def test_samples_of_a_prompt_share_its_image(llm: LLM) -> None:
-    prompt = asked(f"See {IMAGE} now", picture(60, 40))
-    params = [
-        SamplingParams(n=n, seed=3, max_tokens=10, temperature=1.0, ignore_eos=True) for n in (3, 1)
-    ]
-    (several,), (alone,) = (llm.generate(prompt, each, use_tqdm=False) for each in params)
-    assert list(several.outputs[0].token_ids) == list(alone.outputs[0].token_ids)
-
-
 def test_beams_share_an_image(llm: LLM) -> None:
     """Beams of width 1 are the greedy answer; wider ones begin behind the same image."""
     prompt, image = f"See {IMAGE} now", picture(60, 40)
@@ -342,16 +226,6 @@ def test_beams_share_an_image(llm: LLM) -> None:
         answers = [list(each.tokens)[-12:] for each in found.sequences]
         assert len(answers) == width
         assert width > 1 or answers == [greedy]
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
-def test_in_few_bits(folder: Path, kind: str) -> None:
-    prompt = asked(f"See {IMAGE} now", picture(60, 40))
-    changes = {"dtype": kind} if kind == "bfloat16" else {"quantization": kind}
-    with LLM(str(folder), **{**SETTINGS, **changes}) as engine:
-        (alone,) = engine.generate(prompt, GREEDY, use_tqdm=False)
-        batch = engine.generate([prompt, "text", prompt], GREEDY, use_tqdm=False)
-    assert [tokens(batch[0]), tokens(batch[2])] == [tokens(alone)] * 2
 
 
 def test_prompt_embeddings_are_not_scaled(folder: Path) -> None:
@@ -372,14 +246,6 @@ def test_prompt_embeddings_are_not_scaled(folder: Path) -> None:
         (alone,) = engine.generate(image, GREEDY, use_tqdm=False)
         found = engine.generate([image, embeds, image], GREEDY, use_tqdm=False)
     assert [tokens(each) for each in found] == [tokens(alone), wanted, tokens(alone)]
-
-
-def test_text_alone_by_a_limit_of_no_images(folder: Path, llm: LLM) -> None:
-    small = {"limit_mm_per_prompt": {"image": 0}, "max_num_batched_tokens": 4, "max_num_seqs": 1}
-    with LLM(str(folder), **SETTINGS, **small) as engine:
-        assert worker_of(engine)._loaded.tower is None
-        (found,) = engine.generate("Only text.", GREEDY, use_tqdm=False)
-    assert tokens(found) == tokens(*llm.generate("Only text.", GREEDY, use_tqdm=False))
 
 
 @pytest.mark.parametrize(
@@ -452,13 +318,3 @@ def test_names_of_published_files(folder: Path, tmp_path: Path, llm: LLM) -> Non
         save_file(renamed, copy / "model.safetensors")
         with LLM(str(copy), **SETTINGS) as engine:
             assert tokens(*engine.generate(prompt, GREEDY, use_tqdm=False)) == wanted
-
-
-def test_the_plan_counts_the_encoder(folder: Path) -> None:
-    memory = {"image_cache": 0, "image_memory": 1000}
-    settings = EngineSettings.from_options({"model": str(folder), **SETTINGS, **memory})
-    plan = plan_startup(settings, detect_platform()).resolved
-    images = plan.spec.images
-    assert images is not None
-    assert plan.memory.fixed.images == images.work_elements(512) * 4 + 1000
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "gemma3"

@@ -18,8 +18,10 @@ from quire.platform import detect_platform
 
 pytestmark = pytest.mark.timeout(360)
 
+KINDS = ("smolvlm", "qwen3_vl", "gemma3")
 
-@pytest.mark.parametrize("kind", MARKS)
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
     folder, image = write_any_checkpoint(tmp_path / "model", kind), MARKS[kind]
     images = [[picture(60, 30)], [], [picture(30, 60, seed=1), picture(60, 30)]]
@@ -38,7 +40,7 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
         assert tokens(again) == tokens(cold[0])
 
 
-@pytest.mark.parametrize("kind", MARKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_encoded_images(kind: str, tmp_path: Path) -> None:
     """Rows that the client's encoder made are those of an image on each rank."""
     folder, image = write_any_checkpoint(tmp_path / "model", kind), picture(60, 30)

@@ -28,6 +28,7 @@ from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.packed.block_kinds import BlockFormat
 from quire.errors import ConfigError
+from quire.layers.weights import PackedWeights
 from quire.models import load_model
 from quire.ops import REFERENCE
 from quire.ops.linear.blocks.contract import quantize_groups
@@ -329,6 +330,38 @@ def test_quantized_experts(kind: str, tmp_path: Path) -> None:
     logits = PagedModel(file, "best", 64).step(sequences)
     for seq in sequences:  # such matrices take activations in 8 bits
         assert (logits[seq] - wanted[seq]).std() < 0.05 * wanted[seq].std()
+
+
+@pytest.mark.parametrize("stored", ["folder", "file", "dummy"])
+def test_one_layer_at_a_time_has_some_of_its_parts(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: all experts of a block wait for their second matrix at once, and take the memory of
+    both."""
+    case = Case("qwen3-moe", "qwen3_moe", {"norm_topk_prob": True})
+    config = write_checkpoint(case, tmp_path).config
+    tensors = gguf_tensors(tmp_path, "qwen3moe", config)
+    file = write_gguf(tmp_path / "model.gguf", settings_of(case, config), tensors)
+    loaded, finished = set[int](), set[int]()
+    load, finish = PackedWeights[Any].load, PackedWeights[Any].finish
+
+    def loads(self: Any, part: str, tensor: torch.Tensor) -> None:
+        loaded.add(id(self))
+        assert len(loaded - finished) == 1
+        load(self, part, tensor)
+
+    def finishes(self: Any) -> None:
+        finished.add(id(self))
+        finish(self)
+
+    monkeypatch.setattr(PackedWeights, "load", loads)
+    monkeypatch.setattr(PackedWeights, "finish", finishes)
+    place = file if stored == "file" else tmp_path
+    spec = read_model_spec(place)
+    model = load_model(spec, place, new_factory(spec), "dummy" if stored == "dummy" else "auto")
+    assert model is not None
+    assert spec.experts is not None
+    assert len(finished) > 2 * spec.num_layers * spec.experts.routing.num_experts
 
 
 def test_experts_of_gpt_oss_keep_four_bits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
+from quire.bundled import bundled_model_path
 from quire.config import ModelSpec, read_checkpoint, read_model_spec
 from quire.config.families import SUPPORTED_ARCHITECTURES
 from quire.config.quantization import QUANTIZATIONS
 from quire.errors import ConfigError
 from quire.models import ARCHITECTURES, CausalLM, find_model, load_model
+from quire.models.loader import match_weights, read_weights
 from quire.quantization import QuantizedFormats
 
 Tensors = dict[str, torch.Tensor]
@@ -152,6 +155,38 @@ def test_tied_head(originals: Callable[[str], Path], tmp_path: Path) -> None:
     assert torch.equal(moved, expected)
     own = variant("own", lambda t: t | {head: 2 * t[embed]})
     assert torch.allclose(own, 2 * expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells the pages held")
+def test_weights_that_were_loaded_hold_no_memory(tmp_path: Path) -> None:
+    """Fault: all of a file is in memory at the end, beside the weights that were made of it. In the
+    second folder no tensor begins where its numbers are aligned."""
+    folder = bundled_model_path()
+    spec, size = read_model_spec(folder), (folder / "model.safetensors").stat().st_size
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    content = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length] + b" "  # now all begin at odd places
+    odd = tmp_path / "model.safetensors"
+    odd.write_bytes((length + 1).to_bytes(8, "little") + header + content[8 + length :])
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+
+    expected = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
+    for each in (folder, tmp_path):
+        checkpoint = read_checkpoint(each)
+        _, plan = match_weights(spec, each, new_factory(spec), checkpoint)
+        num_compared, before = 0, held()
+        dtype = getattr(torch, spec.dtype)
+        weights = read_weights(plan, checkpoint.files, dtype, progress=False)
+        names = {id(target): info.name for info, target in plan}
+        for target, weight in weights:
+            assert isinstance(weight, torch.Tensor)
+            assert torch.equal(weight, expected[names.pop(id(target))])
+            num_compared += weight.nbytes
+            assert held() - before < size // 2
+        assert num_compared > 0.9 * size and not names
 
 
 def test_weights_in_another_dtype(originals: Callable[[str], Path], tmp_path: Path) -> None:

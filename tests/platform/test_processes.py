@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.platform.processes import ProcessState, state_of
+from quire.platform.processes import ProcessState, state_of, unique_name
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no proc(5)")
@@ -28,3 +29,15 @@ def test_a_child_is_followed_to_its_end() -> None:
         finally:
             child.kill()
     assert state_of(child.pid) == ProcessState()
+
+
+def test_a_name_tells_a_process_from_an_earlier_one_of_its_pid() -> None:
+    """Turns red when another field than the start is in it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        names = [unique_name(pid) for pid in (os.getpid(), child.pid)]
+        assert child.stdin is not None
+        child.stdin.close()
+    boots, pids, starts = zip(*(name.split("/") for name in names), strict=True)
+    assert boots[0] == boots[1] and pids == (str(os.getpid()), str(child.pid))
+    uptime = float(Path("/proc/uptime").read_text().split()[0]) * os.sysconf("SC_CLK_TCK")
+    assert 0 < int(starts[0]) < int(starts[1]) <= uptime + 1

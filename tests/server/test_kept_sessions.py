@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -116,7 +117,7 @@ def test_a_deletion_is_on_the_disk_when_its_caller_knows(tmp_path: Path) -> None
     run(work)
 
 
-@pytest.mark.parametrize("fault", ["no database", "foreign", "session"])
+@pytest.mark.parametrize("fault", ["no database", "foreign", "page", "session"])
 def test_a_damaged_file_is_a_warning(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,12 +125,15 @@ def test_a_damaged_file_is_a_warning(
 
     async def work() -> None:
         store, file = await opened(tmp_path)
-        store.put(Session("old"), "")
+        store.put(Session("old", messages=[{"content": "x" * 100_000}]), "")
         store.put(Session("whole"), "")
         await file.close()
         path = file_of(tmp_path)
         if fault == "no database":
             path.write_bytes(b"nothing of that kind" * 1000)
+        elif fault == "page":
+            content = path.read_bytes()
+            path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
         else:
             with sqlite3.connect(path) as database:
                 if fault == "foreign":
@@ -172,7 +176,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
     """Later, the last state alone is written."""
     goes_on, read = threading.Event(), kept._opened
 
-    def hangs(path: Path, identity: str) -> sqlite3.Connection:
+    def hangs(path: Path, identity: str) -> Any:
         goes_on.wait(WAIT_S)
         return read(path, identity)
 
@@ -227,6 +231,51 @@ def test_several_fronts_take_sessions_in_once(tmp_path: Path) -> None:
         assert await names_after_restart(tmp_path) == ["b"]
 
     run(work)
+
+
+def test_one_front_begins_a_damaged_file_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: each front unlinks it, also the one that another has begun."""
+    read, fronts = kept._opened, threading.Barrier(2)
+
+    def reads(path: Path, identity: str) -> Any:
+        try:
+            return read(path, identity)
+        except sqlite3.DatabaseError:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                fronts.wait(0.5)  # for another one that has seen the damage
+            raise
+
+    async def work() -> None:
+        (tmp_path / IDENTITY).mkdir()
+        file_of(tmp_path).write_bytes(b"nothing of that kind" * 1000)
+        stores = [SessionStore(Limits(), tmp_path / "shared.sqlite") for _ in range(2)]
+        files = [KeptSessions(store) for store in stores]
+        with monkeypatch.context() as patch:
+            patch.setattr(kept, "_opened", reads)
+            await asyncio.gather(*(each.open(tmp_path / IDENTITY) for each in files))
+        for name, store, file in zip("ab", stores, files, strict=True):
+            store.put(Session(name), "")
+            await file.close()
+        assert await names_after_restart(tmp_path) == ["a", "b"]
+
+    run(work)
+
+
+def test_sessions_are_taken_in_together_or_not_at_all() -> None:
+    """Fault: an error leaves the first ones there, and no other front takes in the others."""
+    store = SessionStore(Limits(), None)
+    for name in "ab":
+        store.put(Session(name), "")
+    one, two = (store.row((name, "")) for name in "ab")
+    assert one is not None and two is not None
+    again = SessionStore(Limits(), None)
+    with pytest.raises(sqlite3.IntegrityError):
+        again.restore([one, (*two[:2], None, *two[3:])])
+    assert again.listed("") == []
+    assert again.restore([one, two])
+    assert len(again.listed("")) == 2
 
 
 # --- the whole server -----------------------------------------------------------------------------

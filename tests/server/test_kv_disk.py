@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,9 @@ HIT = 1488
 LIMIT = 2 * 10**9
 
 
-@contextmanager
-def serving(tmp_path: Path, disk: Path, *more: str) -> Iterator[Serving]:
-    store = ("--kv-disk", str(disk), "--kv-disk-bytes", str(LIMIT))
-    flags = ("--num-threads", "1", "--num-kv-blocks", "400", *store, *more)
-    with serving_by_command(tmp_path, *flags) as server:
-        yield server
+def serving(tmp_path: Path, disk: Path, *more: str) -> AbstractContextManager[Serving]:
+    flags = ("--num-threads", "1", "--num-kv-blocks", "400", "--kv-disk-bytes", str(LIMIT))
+    return serving_by_command(tmp_path, "--kv-disk", str(disk), *flags, *more)
 
 
 def ask(url: str, **more: Any) -> tuple[int, dict[str, Any]]:

@@ -98,12 +98,11 @@ def choose_seqs(settings: EngineSettings, spec: ModelSpec, platform: Platform) -
     """max_num_seqs and why. Every running sequence must get a token in every step, so there are
     never more of them than tokens in a step; an image that is computed whole must fit in beside
     all other sequences."""
-    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    whole = spec.whole_tokens
-    least = (seqs or 1) - 1 + whole
-    if whole and tokens is not None and tokens < least:
+    seqs, tokens, chunk = settings.max_num_seqs, settings.max_num_batched_tokens, spec.least_chunk
+    least = (seqs or 1) - 1 + chunk
+    if chunk > 1 and tokens is not None and tokens < least:
         raise ConfigError(
-            f"max_num_batched_tokens={tokens} is less than the {whole} tokens of an image, which "
+            f"max_num_batched_tokens={tokens} is less than the {chunk} tokens of an image, which "
             f"this model computes in one step, and one for each other sequence of "
             f"max_num_seqs={seqs or 1}. Give at least {least}, or "
             "limit_mm_per_prompt={'image': 0}."
@@ -122,9 +121,9 @@ def choose_seqs(settings: EngineSettings, spec: ModelSpec, platform: Platform) -
         cores = platform.cpu.num_cores
         seqs = min(MAX_SEQS, max(MIN_SEQS, SEQS_PER_CORE * cores))
         reason = f"more rows at once would only slow each other on {cores} cores"
-    if tokens is not None and tokens < seqs - 1 + (whole or 1):
-        kept = "" if whole <= 1 else f", {whole} of which an image takes"
-        return tokens + 1 - (whole or 1), f"one for each of max_num_batched_tokens{kept}"
+    if tokens is not None and tokens < seqs - 1 + chunk:
+        kept = f", {chunk} of which an image takes" if chunk > 1 else ""
+        return tokens + 1 - chunk, f"one for each of max_num_batched_tokens{kept}"
     return seqs, reason
 
 
@@ -157,9 +156,9 @@ def choose_step_tokens(
             tokens *= 2
         if tiles:
             reason += "; AMX is fast"
-    least = max_num_seqs - 1 + (spec.whole_tokens or 1)
+    least = max_num_seqs - 1 + spec.least_chunk
     if tokens < max(least, longest):
-        image = " and an image" if spec.whole_tokens else ""
+        image = " and an image" if spec.least_chunk > 1 else ""
         return max(least, longest), (
             "a whole prompt" if longest > least else f"one for each of max_num_seqs{image}"
         )

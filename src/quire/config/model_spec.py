@@ -451,6 +451,11 @@ class ModelSpec:
         return 0 if self.images is None else self.images.whole_tokens
 
     @property
+    def least_chunk(self) -> int:
+        """Tokens of a sequence that a step must have room for: an image that is computed whole."""
+        return max(1, self.whole_tokens)
+
+    @property
     def looks_ahead(self) -> bool:
         """True if some tokens of a prompt see tokens behind them."""
         return self.whole_prompts or self.whole_tokens > 0

@@ -582,13 +582,13 @@ def _choose_threshold(settings: EngineSettings, spec: ModelSpec, context: int) -
     """long_prefill_token_threshold; None: a prompt takes what a step has room for. Prompts that are
     to be computed side by side need one, and vLLM's choice is 4 % of the context. An image that is
     computed whole is never too long."""
-    least = max(1, spec.whole_tokens)
     if asked := settings.long_prefill_token_threshold:
-        if asked < least:
+        if asked < spec.least_chunk:
             raise ConfigError(
-                f"long_prefill_token_threshold={asked} is less than the {least} tokens of an "
-                f"image, which this model computes in one step. Give at least {least}."
+                f"long_prefill_token_threshold={asked} is less than the {spec.least_chunk} tokens "
+                "of an image, which this model computes in one step. Give at least "
+                f"{spec.least_chunk}."
             )
         return asked
     is_wanted = (settings.max_num_partial_prefills or 1) > 1 or settings.max_long_partial_prefills
-    return max(least, context * 4 // 100) if is_wanted else None
+    return max(spec.least_chunk, context * 4 // 100) if is_wanted else None

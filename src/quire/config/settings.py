@@ -22,7 +22,7 @@ from quire.config.kv_layout import FP8_DTYPES
 from quire.config.memory.amounts import parse_bytes, parse_count
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
-from quire.config.speculation import parse_speculation
+from quire.config.speculation import METHODS, parse_speculation
 from quire.errors import ConfigError, quoted
 from quire.foreign import nearest, shown
 from quire.telemetry.kv_events import parse_kv_events
@@ -271,8 +271,8 @@ class SchedulerSettings:
     )
     speculative_config: str | None = _setting(
         None,
-        "guesses at tokens, several of which one step verifies, as a JSON object: method (ngram, "
-        "suffix, auto, draft_model, medusa, eagle, eagle3 or mtp), model, num_speculative_tokens",
+        "guesses at tokens, several of which one step verifies, as a JSON object: method "
+        f"({', '.join(METHODS[:-1])} or {METHODS[-1]}), model, num_speculative_tokens",
         kind="object",
     )
 

@@ -131,10 +131,6 @@ class _Disk:
     store: OpenStore
     index: DiskIndex
 
-    @property
-    def is_writer(self) -> bool:
-        return self.store.lock is not None
-
 
 def build_engine(
     settings: EngineSettings,
@@ -317,10 +313,10 @@ def _build_core(
 def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:
     """Return the list of the store's pins. A replica that reads it holds the same as the one that
     writes it; another server has none."""
-    files = disk.store.files
-    if not (disk.is_writer or (chosen.data_parallel_size > 1 and files.is_siblings)):
+    store = disk.store
+    if not (store.is_writer or (chosen.data_parallel_size > 1 and store.files.is_siblings)):
         return None
-    return PinList(files, disk.store.header.identity, is_writer=disk.is_writer)
+    return PinList(store.files, store.header.identity, is_writer=store.is_writer)
 
 
 def _facts(resolved: Resolved, report: Report) -> dict[str, str]:
@@ -411,21 +407,21 @@ def _open_disk(
         executor.control(
             OpenDisk(
                 folder=str(files.folder),
-                is_writer=store.lock is not None,
+                is_writer=store.is_writer,
                 slot_bytes=header.slot_bytes,
                 num_slots=header.num_slots,
                 num_state_parts=num_state_parts(plan.resolved),
                 lock=store.lock,
             )
         )
+        records = files.read_records(header)
     except BaseException:
         store.close()
         raise
-    records = files.read_records(header)
-    news = None if store.lock is not None else StoreNews(files, header)
+    news = None if store.is_writer else StoreNews(files, header)
     index = DiskIndex(header.num_slots, records, news=news)
     if not chosen.quiet:
-        role = "" if store.lock is not None else ", which another process writes"
+        role = "" if store.is_writer else ", which another process writes"
         say(f"{index.num_named:,} KV blocks are in {files.folder}{role}\n")
     return _Disk(store, index)
 

@@ -54,7 +54,6 @@ class SlotTree:
         self._num_children = np.zeros(num_slots, np.int64)
         self._held = np.zeros(num_slots, np.int64)
         self._guarded = Counter[bytes]()  # by name
-        self._is_guarded = np.zeros(num_slots, np.bool_)
         self._heap: list[tuple[float, int]] = []
         self._age = 0.0
         self.dropped: BlockName | None = None  # by the last `take`
@@ -189,7 +188,7 @@ class SlotTree:
 
     def _rank(self, slot: int) -> float:
         """Return the place of a block among leaves. Those with the lowest go first."""
-        return float(self._value[slot]) + GUARDED * bool(self._is_guarded[slot])
+        return float(self._value[slot]) + GUARDED * (self._name[slot] in self._guarded)
 
     def _offer(self, slot: int) -> None:
         """Let a block go when its turn comes, if it is a leaf."""
@@ -202,7 +201,7 @@ class SlotTree:
         for name in names:
             self._guarded[name] += 1
             if self._guarded[name] == 1:
-                self._mark(name, is_guarded=True)
+                self._offer_again(name)
 
     def unguard(self, names: Iterable[bytes]) -> None:
         """Take one `guard` of these names back."""
@@ -210,12 +209,12 @@ class SlotTree:
             self._guarded[name] -= 1
             if not self._guarded[name]:
                 del self._guarded[name]
-                self._mark(name, is_guarded=False)
+                self._offer_again(name)
 
-    def _mark(self, name: bytes, *, is_guarded: bool) -> None:
+    def _offer_again(self, name: bytes) -> None:
+        """Let blocks of this name, in all groups, take their new places among leaves."""
         for slot_of in self._slot_of.values():
             if (slot := slot_of.get(name)) is not None:
-                self._is_guarded[slot] = is_guarded
                 self._offer(slot)
 
     def give_back(self, slot: int) -> None:
@@ -259,7 +258,6 @@ class SlotTree:
         self._parent[slot] = NONE if parent is None else parent
         if parent is not None:
             self._num_children[parent] += 1
-        self._is_guarded[slot] = block.name in self._guarded
         self._offer(slot)
 
     def touch(self, slot: int) -> None:
@@ -267,9 +265,8 @@ class SlotTree:
         hits = min(int(self._hits[slot]) + 1, MAX_HITS)
         value = self._age + 1.0 + hits
         self._hits[slot], self._value[slot] = hits, value
-        if not self._num_children[slot]:
-            self._offer(slot)
-            self._compact()
+        self._offer(slot)
+        self._compact()
 
     def drop(self, slot: int) -> list[BlockName]:
         """Drop the block in a slot and all that follow it. Return their names. Slots that nobody

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -13,13 +13,7 @@ from quire.config.shard import Share
 from quire.errors import EngineError
 from quire.quantization import StoredMatrix
 
-__all__ = ["Cut", "DenseWeights", "LayerWeights", "PackedWeights", "Sliceable", "WeightedLayer"]
-
-
-class Sliceable(Protocol):
-    """A tensor in memory, or in a file that reads only the requested part."""
-
-    def __getitem__(self, index: tuple[slice, ...], /) -> Any: ...
+__all__ = ["Cut", "DenseWeights", "LayerWeights", "PackedWeights", "WeightedLayer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +31,7 @@ class Cut:
         """Return the index in the whole dimension of the part's `index`."""
         return [i for each in self.share.ranges for i in each][index]
 
-    def of(self, tensor: Sliceable) -> torch.Tensor:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part; nothing else of `tensor` is read."""
         before = (slice(None),) * self.dim
         parts = [tensor[*before, slice(each.start, each.stop)] for each in self.share.ranges]

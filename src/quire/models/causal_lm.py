@@ -46,17 +46,12 @@ class Classifies(Protocol):
         ...
 
 
-class Block(Protocol):
-    """A block of a decoder, given x [T, E], the residual stream [T, E], if it has begun, positions
-    and a step: x and the stream, whose sum leaves the block."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
-        step: StepInputs,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+Block = Callable[
+    [torch.Tensor, torch.Tensor | None, torch.Tensor, StepInputs],
+    tuple[torch.Tensor, torch.Tensor],
+]
+"""A block of a decoder. It takes x [T, E], the residual stream [T, E], if it has begun, positions
+and a step, and returns x and the stream, whose sum leaves the block."""
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ from quire.models.weight_map import WeightMap, WeightTarget
 from quire.platform.streams import say
 from quire.quantization import StoredMatrix
 from quire.quantization.gguf import GGUFReader
+from quire.quantization.mapped_file import MappedFile
 
 __all__ = [
     "LoadFormat",
@@ -54,7 +55,12 @@ T = TypeVar("T")
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
-FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+FLOAT_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 MAX_NAMES = 5
 OTHER_HEADS = re.compile(
     r"(?!lm_head)(\w+_heads?|scores?|classifier|qa_outputs|critic|value_model|reward_model)\."
@@ -92,7 +98,7 @@ def load_model(
     create, others = find_model(spec.architecture), replaced or {}
     if load_format == "dummy":
         model = create(spec, factory)
-        targets = model.weight_map.targets(model)
+        targets = dict(_layer_by_layer(model.weight_map.targets(model).items()))
         drawn = dummy_weights(targets, getattr(torch, spec.dtype), seed)
         named = zip(targets, drawn, strict=True)
         weights = (
@@ -331,8 +337,9 @@ def read_weights(
     progress: bool,
     replaced: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[WeightTarget, torch.Tensor | StoredMatrix]]:
-    """The tensors of each file in the order of its bytes, one at a time, mapped and not copied; of
-    those that are cut, the part that is loaded."""
+    """The tensors of each file in the order of its bytes, but with all parts of a layer together,
+    one at a time, mapped and not copied; of those that are cut, the part that is loaded. A plain
+    one leaves memory when the next is asked for."""
     by_file: dict[Path, list[tuple[TensorInfo, WeightTarget]]] = {file: [] for file in files}
     for tensor, target in plan:
         by_file[tensor.file].append((tensor, target))
@@ -341,29 +348,47 @@ def read_weights(
         if by_file[file] and by_file[file][0][0].gguf is not None:
             yield from _read_gguf(file, by_file[file], dtype, replaced)
             continue
+        mapped = MappedFile(file)
         with safe_open(file, framework="pt") as opened:
-            for tensor, target in sorted(by_file[file], key=lambda pair: pair[0].start):
+            for tensor, target in _in_order(by_file[file]):
                 whole, cut = replaced.get(tensor.name), target.cut
                 if whole is not None and tensor.piece is not None:
                     whole = tensor.piece.of(whole)
                 if whole is None and tensor.packed is not None:
                     yield target, read_packed(tensor.packed, file, opened)
                     continue
+                if whole is None and tensor.piece is None:
+                    numbers = mapped.numbers(tensor.start, tensor.end, FLOAT_DTYPES[tensor.dtype])
+                    weight = numbers.view(tensor.shape)
+                    weight = weight if cut is None else cut.of(weight)
+                    _refuse_not_finite(weight, tensor, dtype, cut)
+                    yield target, weight
+                    mapped.release(tensor.start, tensor.end)
+                    continue
                 if whole is not None:
                     # In place of a quantized matrix comes one of its shape, [outputs, inputs].
                     turned = tensor.packed is not None and target.is_transposed
                     weight = target.part_of(whole.t() if turned else whole)
-                elif tensor.piece is not None:
+                else:
                     weight = _whole(tensor, opened)
                     weight = weight if cut is None else cut.of(weight)
                     _refuse_not_finite(weight, tensor, dtype)
-                elif cut is None:
-                    weight = opened.get_tensor(tensor.name)
-                    _refuse_not_finite(weight, tensor, dtype)
-                else:
-                    weight = cut.of(opened.get_slice(tensor.name))
-                    _refuse_not_finite(weight, tensor, dtype, cut)
                 yield target, weight
+
+
+def _in_order(
+    plan: Iterable[tuple[TensorInfo, WeightTarget]],
+) -> list[tuple[TensorInfo, WeightTarget]]:
+    return _layer_by_layer(sorted(plan, key=lambda pair: pair[0].start))
+
+
+def _layer_by_layer(pairs: Iterable[tuple[T, WeightTarget]]) -> list[tuple[T, WeightTarget]]:
+    """Put the parts of each layer together, where its first one is: a layer with some of them has
+    memory for all, and files may have one matrix of all experts before the next."""
+    parts: dict[int, list[tuple[T, WeightTarget]]] = {}
+    for pair in pairs:
+        parts.setdefault(id(pair[1].weights), []).append(pair)
+    return [pair for each in parts.values() for pair in each]
 
 
 def read_packed(layout: PackedLayout, file: Path, opened: Any) -> StoredMatrix:
@@ -396,7 +421,7 @@ def _read_gguf(
     """Read weights like `read_weights`. Only some rows at a time of a tensor that is no quantized
     matrix exist in float32; one that is cut is read whole first."""
     reader = GGUFReader(file)
-    for tensor, target in sorted(plan, key=lambda pair: pair[0].start):
+    for tensor, target in _in_order(plan):
         weight = replaced.get(tensor.name)
         if weight is None and tensor.gguf is not None and tensor.packed is not None:
             yield target, StoredMatrix(tensor.packed, {"blocks": reader.blocks(tensor.gguf)})

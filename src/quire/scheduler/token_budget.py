@@ -129,8 +129,9 @@ class TokenBudget:
         ends = starts + tokens
         if self._states is not None:
             ends = self._states.stops_at(slots, ends)
-        for i in (ends < self._table.whole_end[slots]).nonzero()[0].tolist():
-            ends[i] = self._table.at(int(slots[i])).group.stop_of(int(starts[i]), int(ends[i]))
+        if self._table.num_with_whole:
+            for i in (ends < self._table.whole_end[slots]).nonzero()[0].tolist():
+                ends[i] = self._table.at(int(slots[i])).group.stop_of(int(starts[i]), int(ends[i]))
         return ends - starts
 
     def cut_to(self, slot: int, num_tokens: int) -> int:

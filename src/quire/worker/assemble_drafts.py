@@ -20,9 +20,9 @@ from quire.ops import OpSet
 from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.drafting.blocks import DraftBlocks
-from quire.runner.drafting.eagle import StateDrafter
 from quire.runner.drafting.medusa import MedusaDrafter
 from quire.runner.drafting.model import ModelDrafter
+from quire.runner.drafting.state_layer import StateDrafter
 from quire.runner.drafting.states import KeptStates, LastStates, StatePages
 from quire.runner.drafting.tokens import DraftDraws, StepDrafter
 from quire.runner.graphs.mixed import MixedSteps

@@ -20,7 +20,7 @@ from quire.models.heads import MedusaHeads, load_eagle, load_medusa, load_mtp
 from quire.models.llama import LlamaModel
 from quire.ops import OpSet, Team
 from quire.quantization import QuantizedFormats
-from quire.runner.drafting.eagle import StateHead
+from quire.runner.drafting.state_layer import StateHead
 from quire.worker.settings import WorkerSettings
 
 __all__ = ["LoadedHeads", "LoadedLayer", "load_heads", "taps_of"]

@@ -10,6 +10,7 @@ from quire.config.families.shared import (
     ACTIVATIONS,
     FULL,
     plain_block_matrices,
+    read_common,
     read_heads,
     read_num_layers,
 )
@@ -48,30 +49,24 @@ class GPTNeoXTraits:
 def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
     raw.reject("add_cross_attention", True, "quire serves decoder-only models")
     hidden = raw.read_size("n_embd", "hidden_size")
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
     num_layers = read_num_layers(raw, "n_layer", "num_hidden_layers")
+    common = read_common(raw, dtype, "gpt2", hidden, num_layers, read_heads(raw, hidden))
     positions = raw.read_size("n_positions", "max_position_embeddings", default=1024)
-    inner, vocab = raw.read_size("n_inner", default=4 * hidden), raw.read_size("vocab_size")
-    scale = head_dim**-0.5 if raw.read(bool, "scale_attn_weights", default=True) else 1.0
+    inner, vocab = raw.read_size("n_inner", default=4 * hidden), common["vocab_size"]
+    scale = (
+        common["head_dim"] ** -0.5 if raw.read(bool, "scale_attn_weights", default=True) else 1.0
+    )
     by_layer = raw.read(bool, "scale_attn_by_inverse_layer_idx", default=False)
     tied = raw.read(bool, "tie_word_embeddings", default=True)
     layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
     head = 2 * hidden + (0 if tied else vocab * hidden)
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="gpt2"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(ACTIVATIONS, "activation_function", default="gelu_new"),
         norm_eps=raw.read(float, "layer_norm_epsilon", default=1e-5),
         max_context=positions,
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
         traits=GPT2Traits(
@@ -82,16 +77,15 @@ def read_gpt2(raw: RawConfig, dtype: str) -> ModelSpec:
             *plain_block_matrices(hidden, inner, num_layers),
             MatrixShape(vocab, hidden, is_head=True),
         ),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
 
 
 def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
     hidden, ffn = raw.read_size("hidden_size"), raw.read_size("ffn_dim")
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
+    num_layers, heads = read_num_layers(raw), read_heads(raw, hidden)
+    common = read_common(raw, dtype, "opt", hidden, num_layers, heads)
+    vocab = common["vocab_size"]
     positions = raw.read_size("max_position_embeddings", default=2048)
     norm_before = raw.read(bool, "do_layer_norm_before", default=True)
     traits = OPTTraits(
@@ -110,20 +104,12 @@ def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
     head += 0 if tied else vocab * traits.embed_size
     embedding = (vocab + narrow * hidden) * traits.embed_size + (positions + 2) * hidden
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="opt"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=ffn,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(ACTIVATIONS, "activation_function", default="relu"),
         norm_eps=1e-5,
         max_context=positions,
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
         traits=traits,
@@ -133,9 +119,7 @@ def read_opt(raw: RawConfig, dtype: str) -> ModelSpec:
             *(_narrow_matrices(hidden, traits.embed_size) if narrow else ()),
             MatrixShape(vocab, traits.embed_size, is_head=True),
         ),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
 
 

@@ -9,6 +9,7 @@ from quire.config.families.family import Family
 from quire.config.families.gguf_names import GGUFNames
 from quire.config.families.shared import (
     FULL,
+    read_common,
     read_heads,
     read_hybrid_layer_types,
     read_hybrid_ropes,
@@ -36,7 +37,8 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
     """Layers are convolutions where `layer_types` or `full_attn_idxs` does not name attention."""
     raw = raw.with_defaults({"rope_theta": 1e6, "num_key_value_heads": 8, "conv_L_cache": 3})
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_heads, num_kv_heads, head_dim = heads = read_heads(raw, hidden)
+    common = read_common(raw, dtype, "lfm2", hidden, num_layers, heads)
     attend = raw.read_list(int, "full_attn_idxs")
     attend = range(num_layers) if attend is None else attend
     by_index = tuple(FULL if layer in attend else CONV for layer in range(num_layers))
@@ -45,7 +47,7 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
     num_attention = num_layers - num_conv
     taps = read_taps(raw, "conv_L_cache")
     bias = raw.read(bool, "conv_bias", default=False)
-    inner, vocab = _read_inner_size(raw), raw.read_size("vocab_size")
+    inner, vocab = _read_inner_size(raw), common["vocab_size"]
     tied = raw.read(bool, "tie_embedding", "tie_word_embeddings", default=True)
     max_positions = raw.read_size("max_position_embeddings", default=128000)
     ropes, max_context = read_hybrid_ropes(raw, layer_types, head_dim, max_positions)
@@ -53,20 +55,12 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
     of_attention = hidden * (2 * q_size + 2 * kv_size) + 2 * head_dim
     of_conv = hidden * (4 * hidden + taps) + 5 * hidden * bias
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="lfm2"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation="silu",
         norm_eps=raw.read(float, "norm_eps", "block_norm_eps", default=1e-5),
         max_context=max_context,
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=ropes,
         traits=LFM2Traits(taps, bias),
@@ -85,9 +79,7 @@ def read_lfm2(raw: RawConfig, dtype: str) -> ModelSpec:
             MatrixShape(hidden, inner, num_layers),
             MatrixShape(vocab, hidden, is_head=True),
         ),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=tuple((taps - 1) * hidden * (kind == CONV) for kind in layer_types),
         state_inputs=3 * hidden * num_conv,
     )

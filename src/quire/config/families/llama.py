@@ -14,6 +14,7 @@ from quire.config.families.shared import (
     ACTIVATIONS,
     FULL,
     SLIDING,
+    read_common,
     read_heads,
     read_layer_types,
     read_num_layers,
@@ -283,9 +284,10 @@ def read_llama_like(
 ) -> ModelSpec:
     """tied: whether the LM head is the embedding where the file does not say."""
     hidden, intermediate = raw.read_size("hidden_size"), raw.read_size("intermediate_size")
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_heads, num_kv_heads, head_dim = heads = read_heads(raw, hidden)
+    common = read_common(raw, dtype, "llama", hidden, len(layer_types), heads)
     max_positions = raw.read_size("max_position_embeddings", default=2048)
-    vocab = raw.read_size("vocab_size")
+    vocab = common["vocab_size"]
     tied = raw.read(bool, "tie_word_embeddings", default=tied)
     ropes = read_ropes(raw, layer_types, head_dim, max_positions)
     max_context = min(extended_context(rope, max_positions) for rope in ropes)
@@ -298,20 +300,12 @@ def read_llama_like(
     layer += 2 * hidden * (traits.norms == "both")
     head = hidden + (0 if tied else vocab * hidden)
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="llama"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=intermediate,
-        num_layers=len(layer_types),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(ACTIVATIONS, "hidden_act", default="silu"),
         norm_eps=raw.read(float, "rms_norm_eps", default=1e-6),
         max_context=max_context,
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=read_windows(raw, layer_types),
         ropes=ropes,
         traits=traits,
@@ -323,9 +317,7 @@ def read_llama_like(
             MatrixShape(hidden, intermediate, len(layer_types)),
             MatrixShape(vocab, hidden, is_head=True),
         ),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
 
 

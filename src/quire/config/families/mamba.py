@@ -12,7 +12,13 @@ from typing import cast
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import BLOCK, PROJECTIONS, GGUFNames, expert_block
 from quire.config.families.llama import GRANITE_NUMBERS, read_granite
-from quire.config.families.shared import FULL, read_layer_types, read_num_layers, read_taps
+from quire.config.families.shared import (
+    FULL,
+    read_common,
+    read_layer_types,
+    read_num_layers,
+    read_taps,
+)
 from quire.config.hf import RawConfig
 from quire.config.model_spec import (
     LlamaTraits,
@@ -128,8 +134,9 @@ class SSDTraits:
 def read_mamba2(raw: RawConfig, dtype: str) -> ModelSpec:
     """Every layer has a state, and none attends. Residuals have the model's dtype."""
     raw = raw.with_defaults(_MAMBA2)
-    hidden, vocab = raw.read_size("hidden_size"), raw.read_size("vocab_size")
-    num_layers = read_num_layers(raw)
+    hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
+    common = read_common(raw, dtype, "mamba2", hidden, num_layers, (0, 0, 0))
+    vocab = common["vocab_size"]
     names = ("num_heads", "head_dim", "n_groups", "state_size", "expand")
     heads = _read_ssd_heads(raw, hidden, names)
     traits = SSDTraits(
@@ -143,20 +150,12 @@ def read_mamba2(raw: RawConfig, dtype: str) -> ModelSpec:
     has_state = (True,) * num_layers
     copied_states, copied_inputs = traits.copied(has_state)
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="mamba2"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=0,
-        num_layers=num_layers,
-        num_heads=0,
-        num_kv_heads=0,
-        head_dim=0,
         activation="silu",
         norm_eps=raw.read(float, "layer_norm_epsilon", default=1e-5),
         max_context=raw.read_size("max_position_embeddings", default=MAMBA_CONTEXT),
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
         traits=traits,
@@ -166,9 +165,7 @@ def read_mamba2(raw: RawConfig, dtype: str) -> ModelSpec:
             head=hidden + (0 if tied else vocab * hidden),
         ),
         matrices=(*_matrices(heads, hidden, num_layers), MatrixShape(vocab, hidden, is_head=True)),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=traits.states(has_state),
         wide_states=traits.wide_states(has_state),
         state_inputs=traits.state_inputs(has_state),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.families.family import Family
-from quire.config.families.shared import read_num_layers
+from quire.config.families.shared import plain_block_matrices, read_common, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
 from quire.errors import ConfigError
@@ -48,39 +48,32 @@ def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
     hidden, num_heads = raw.read_size("d_model"), raw.read_size("n_heads")
     if hidden % num_heads:
         raise ConfigError(f"{raw.source}: d_model={hidden} is no multiple of n_heads={num_heads}")
-    num_layers, vocab = read_num_layers(raw, "n_layers"), raw.read_size("vocab_size")
+    num_layers, head_dim = read_num_layers(raw, "n_layers"), hidden // num_heads
+    common = read_common(raw, dtype, "mpt", hidden, num_layers, (num_heads, num_heads, head_dim))
+    vocab = common["vocab_size"]
     inner = hidden * raw.read_size("expansion_ratio", default=4)
     tied = raw.read(bool, "tie_word_embeddings", default=True)
-    sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))
-    matrices = tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes)
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="mpt"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden // num_heads,
         activation="gelu",
         norm_eps=raw.read(float, "layer_norm_epsilon", default=1e-5),
         max_context=raw.read_size("max_seq_len", default=2048),
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
-        traits=MPTTraits(scale or (hidden // num_heads) ** -0.5, max_bias),
+        traits=MPTTraits(scale or head_dim**-0.5, max_bias),
         parameters=ParameterCounts(
             embedding=vocab * hidden,
             layer=4 * hidden * hidden + 2 * hidden * inner + 2 * hidden,
             head=hidden + (0 if tied else vocab * hidden),
         ),
-        matrices=(*matrices, MatrixShape(vocab, hidden, is_head=True)),
+        matrices=(
+            *plain_block_matrices(hidden, inner, num_layers),
+            MatrixShape(vocab, hidden, is_head=True),
+        ),
         score_options=frozenset({"alibi_slopes"}),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
     )
 
 

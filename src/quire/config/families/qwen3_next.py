@@ -13,6 +13,7 @@ from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.mtp import QWEN_MTP
 from quire.config.families.shared import (
     FULL,
+    read_common,
     read_heads,
     read_hybrid_layer_types,
     read_hybrid_ropes,
@@ -99,7 +100,8 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
     of `DeltaHeads` in folders."""
     raw = raw.with_defaults({**_DEFAULTS, **_NOT_IN_CLASS})
     hidden, num_layers = raw.read_size("hidden_size"), read_num_layers(raw)
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
+    num_heads, num_kv_heads, head_dim = of_heads = read_heads(raw, hidden)
+    common = read_common(raw, dtype, "qwen3_next", hidden, num_layers, of_heads)
     interval = raw.read_size("full_attention_interval", default=4)
     in_turns = tuple(DELTA if (i + 1) % interval else FULL for i in range(num_layers))
     layer_types = read_hybrid_layer_types(raw, num_layers, in_turns, DELTA)
@@ -109,7 +111,7 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
     taps = read_taps(raw, "linear_conv_kernel_dim")
     if raw.read(bool, "attention_bias", default=False):
         raise raw.unsupported("attention_bias", value=True, supported=("false",))
-    inner, vocab = raw.read_size("intermediate_size", default=5632), raw.read_size("vocab_size")
+    inner, vocab = raw.read_size("intermediate_size", default=5632), common["vocab_size"]
     tied = raw.read(bool, "tie_word_embeddings", default=False)
     max_positions = raw.read_size("max_position_embeddings")
     ropes, max_context = read_hybrid_ropes(raw, layer_types, head_dim, max_positions)
@@ -119,20 +121,12 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
     of_delta = hidden * (heads.channels + 2 * values + 2 * heads.num_values)
     of_delta += heads.channels * taps + 2 * heads.num_values + heads.value_dim
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="qwen3_next"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(("silu",), "hidden_act", default="silu"),
         norm_eps=raw.read(float, "rms_norm_eps"),
         max_context=max_context,
         tie_word_embeddings=tied,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=ropes,
         traits=DeltaTraits(heads, taps),
@@ -151,9 +145,7 @@ def read_delta(raw: RawConfig, dtype: str, layout: DeltaLayout = "parts") -> Mod
             MatrixShape(hidden, inner, num_layers),
             MatrixShape(vocab, hidden, is_head=True),
         ),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
         eos_token_ids=raw.read_ids("eos_token_id"),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
         states=_of_delta(layer_types, (taps - 1) * heads.channels),
         wide_states=_of_delta(layer_types, heads.state),
         state_inputs=2 * (heads.channels + heads.num_values) * num_delta,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape
 from quire.config.rope import RopeSpec, extended_context, read_ropes
@@ -12,7 +14,9 @@ __all__ = [
     "FULL",
     "MAX_LAYERS",
     "SLIDING",
+    "CommonFields",
     "plain_block_matrices",
+    "read_common",
     "read_heads",
     "read_hybrid_layer_types",
     "read_hybrid_ropes",
@@ -24,6 +28,47 @@ __all__ = [
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "silu")
+
+
+class CommonFields(TypedDict):
+    """Fields of `ModelSpec` that all families read alike."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    bos_token_id: int | None
+    pad_token_id: int | None
+
+
+def read_common(
+    raw: RawConfig,
+    dtype: str,
+    model_type: str,
+    hidden_size: int,
+    num_layers: int,
+    heads: tuple[int, int, int],
+) -> CommonFields:
+    """model_type: value where the file is silent. heads: see `read_heads`."""
+    num_heads, num_kv_heads, head_dim = heads
+    return CommonFields(
+        architecture="",
+        model_type=raw.read(str, "model_type", default=model_type),
+        vocab_size=raw.read_size("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
+        pad_token_id=raw.read_optional(int, "pad_token_id"),
+    )
 
 
 def read_heads(raw: RawConfig, hidden_size: int) -> tuple[int, int, int]:
@@ -118,7 +163,11 @@ def read_windows(raw: RawConfig, layer_types: tuple[str, ...]) -> tuple[int | No
     return tuple(window if kind == SLIDING else None for kind in layer_types)
 
 
-def plain_block_matrices(hidden: int, inner: int, num_layers: int) -> tuple[MatrixShape, ...]:
-    """q, k, v; attention's output; the MLP up and down; as many key heads as query heads."""
-    sizes = ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner))
+def plain_block_matrices(
+    hidden: int, inner: int, num_layers: int, *, gated: bool = False
+) -> tuple[MatrixShape, ...]:
+    """q, k, v; attention's output; the MLP up, with its gate, and down; as many key heads as query
+    heads."""
+    up = (1 + gated) * inner
+    sizes = ((3 * hidden, hidden), (hidden, hidden), (up, hidden), (hidden, inner))
     return tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes)

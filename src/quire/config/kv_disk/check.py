@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from dataclasses import dataclass
 
@@ -51,12 +50,10 @@ def read_store(files: StoreFiles, header: StoreHeader) -> StoreReading:
 
 
 def _count_pins(files: StoreFiles, header: StoreHeader) -> int | None:
-    now = time.time()
     try:
-        pins = read_pins(files.pins, header.identity)
+        return len(read_pins(files.pins, header.identity))
     except (OSError, ConfigError):
         return None
-    return sum(each.expires_s is None or each.expires_s > now for each in pins)
 
 
 def verify(files: StoreFiles, header: StoreHeader) -> int:

@@ -24,8 +24,9 @@ from quire.config.kv_disk.records import (
     read_records,
 )
 from quire.errors import ConfigError
+from quire.platform.processes import unique_name
 
-__all__ = ["KVFolder", "OpenStore", "StoreFiles"]
+__all__ = ["KVFolder", "OpenStore", "StoreFiles", "locked"]
 
 KEY_BYTES = 32
 
@@ -104,7 +105,7 @@ class StoreFiles:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     with contextlib.suppress(OSError):  # a full disk
                         os.ftruncate(lock, 0)
-                        os.pwrite(lock, str(os.getppid()).encode(), 0)
+                        os.pwrite(lock, unique_name(os.getppid()).encode(), 0)
                     return lock
                 time.sleep(LOCK_RETRY_S)
         except BaseException:
@@ -133,7 +134,7 @@ class StoreFiles:
         """True if the last process that took the lock has the parent of this one. So it is with the
         replicas of a server."""
         with contextlib.suppress(OSError, ValueError):
-            return int((self.folder / "lock").read_text()) == os.getppid()
+            return (self.folder / "lock").read_text() == unique_name(os.getppid())
         return False
 
     @property
@@ -164,10 +165,29 @@ class OpenStore:
     header: StoreHeader
     lock: int | None
 
+    @property
+    def is_writer(self) -> bool:
+        return self.lock is not None
+
     def close(self) -> None:
         """Let others write."""
         if self.lock is not None:
             os.close(self.lock)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Wait for the lock of a file, which is made if need be, and hold it; where there are no locks,
+    go on without."""
+    lock: int | None = None
+    try:
+        with contextlib.suppress(OSError):
+            lock = os.open(path, OWN_FILE | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 class KVFolder:
@@ -241,16 +261,10 @@ class KVFolder:
     def alone(self) -> Generator[None]:
         """Keep other processes from opening and removing stores meanwhile, where there are
         locks."""
-        lock: int | None = None
-        try:
-            with contextlib.suppress(OSError):
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                lock = os.open(self.folder / "lock", OWN_FILE | os.O_CREAT, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self.folder / "lock"):
             yield
-        finally:
-            if lock is not None:
-                os.close(lock)
 
     def open(self, header: StoreHeader) -> OpenStore:
         """Open the store of an identity, and make it if need be. Its limit is what other stores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +43,8 @@ def write_pins(path: Path, identity: str, pins: Sequence[KeptPin]) -> None:
 
 
 def read_pins(path: Path, identity: str) -> list[KeptPin]:
-    """Read the file; no pins if there is none. ConfigError if it is damaged or of another store,
-    OSError if it cannot be read."""
+    """Return the pins of the file that have not ended; none without a file. ConfigError if it is
+    damaged or of another store, OSError if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -58,4 +59,5 @@ def read_pins(path: Path, identity: str) -> list[KeptPin]:
         raise ConfigError(f"{path} is no list of pins: {error}") from error
     if found.identity != identity:
         raise ConfigError(f"{path} belongs to another store")
-    return found.pins
+    now = time.time()
+    return [each for each in found.pins if each.expires_s is None or each.expires_s > now]

@@ -21,7 +21,7 @@ from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
 from quire.config.speculation.mtp import MTPDraft, find_mtp
-from quire.config.speculation.settings import FILE_HEADS, MTP, parse_speculation
+from quire.config.speculation.settings import FILE_HEADS, MTP, OF_MODELS, parse_speculation
 from quire.errors import ConfigError
 
 __all__ = ["Draft", "DraftModel", "draft_folder", "find_draft"]
@@ -83,28 +83,29 @@ def find_draft(
     """Find the draft model, the heads or the MTP layer of the settings; None if they name none.
     target: the model that they draft for, with its folder, and headers of its files unless weights
     are made up. Raises ConfigError: not found, not known, or not usable beside the target."""
-    speculation, folder = parse_speculation(settings.speculative_config), draft_folder(settings)
-    if speculation is not None and speculation.method == MTP:
-        _check_reading(settings, target)
-        return find_mtp(target, target_folder, target_checkpoint, settings)
-    if speculation is None or folder is None:
+    speculation = parse_speculation(settings.speculative_config)
+    if speculation is None or speculation.method not in OF_MODELS:
         return None
-    if speculation.method in FILE_HEADS:
-        _check_reading(settings, target)
-        method, count = speculation.method, speculation.num_speculative_tokens
-        return find_heads(method, folder, count, target, settings)
+    method = speculation.method
+    _check_reading(settings, target, method)
+    if method == MTP:
+        return find_mtp(target, target_folder, target_checkpoint)
+    folder = draft_folder(settings)
+    assert folder is not None, f"{method} has files of its own"
+    if method in FILE_HEADS:
+        return find_heads(method, folder, speculation.num_speculative_tokens, target)
     spec = read_model_spec(
         folder, dtype_is_chosen=True, longest=settings.max_model_len or target.max_context
     )
-    _check_reading(settings, target)
     _check(settings, spec, target)
     _check_tokens(folder, target_folder)
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(folder)
     return DraftModel(folder, spec, checkpoint)
 
 
-def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:
-    """Refuse a target whose tokens alone do not say what comes next."""
+def _check_reading(settings: EngineSettings, target: ModelSpec, method: str) -> None:
+    """Refuse a target whose tokens alone do not say what comes next, and one whose adapters may
+    change the table of tokens for a layer that reads it."""
     reason = None
     if all(window is not None for window in target.attention_windows):
         reason = "needs a layer with full attention in the model, which has none"
@@ -112,8 +113,13 @@ def _check_reading(settings: EngineSettings, target: ModelSpec) -> None:
         reason = "is not offered where a prompt's tokens see all of it"
     elif target.position_axes > 1 or settings.enable_prompt_embeds:
         reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
+    elif settings.enable_lora and method not in ("draft_model", "medusa"):
+        reason = (
+            "reads the model's own table of tokens, which adapters may change: leave enable_lora "
+            "out, or take method='auto'"
+        )
     if reason is not None:
-        raise ConfigError(f"speculative_config: the draft model {reason}.")
+        raise ConfigError(f"speculative_config: method={method!r} {reason}.")
 
 
 def _check(settings: EngineSettings, draft: ModelSpec, target: ModelSpec) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from quire.config.families.llama import read_llama
 from quire.config.hf import RawConfig, read_json
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import activation_bytes, logits_bytes
 from quire.config.model_spec import DTYPE_BYTES, LlamaTraits, ModelSpec
-from quire.config.settings import EngineSettings
+from quire.config.speculation.settings import HeadMethod
 from quire.errors import ConfigError
 
-__all__ = ["HEAD_FILES", "DraftHeads", "EagleSpec", "HeadMethod", "find_heads", "state_layers"]
-
-HeadMethod = Literal["medusa", "eagle", "eagle3"]
+__all__ = [
+    "HEAD_FILES",
+    "DraftHeads",
+    "EagleSpec",
+    "find_heads",
+    "layer_page_bytes",
+    "layer_step_bytes",
+    "state_layers",
+]
 
 HEAD_FILES = (
     "medusa_lm_head.safetensors",
@@ -84,21 +89,17 @@ class DraftHeads:
 
     def step_bytes(self, step_tokens: int, num_seqs: int) -> int:
         """Beside weights: activations and logits of the guesses, and states of the last step."""
-        spec, size = self.target, self.target.dtype_bytes
-        if self.eagle is None:
-            states = num_seqs * (1 + self.num_drafts) * spec.hidden_size * size
-            return states + logits_bytes(spec, num_seqs)
-        states = 2 * step_tokens * self.eagle.state_width * size
-        states += activation_bytes(self.eagle.layer, step_tokens)
+        spec, eagle = self.target, self.eagle
+        if eagle is not None:
+            return layer_step_bytes(spec, eagle.layer, eagle.state_width, step_tokens, num_seqs)
+        states = num_seqs * (1 + self.num_drafts) * spec.hidden_size * spec.dtype_bytes
         return states + logits_bytes(spec, num_seqs)
 
     def page_bytes(self, layout: KVLayout) -> int:
-        """Bytes of each block of `layout`: K/V of the layer, and states of the model."""
+        """See `layer_page_bytes`."""
         if self.eagle is None:
             return 0
-        states = self.eagle.state_width * self.target.dtype_bytes
-        own = self.layout(layout)
-        return own.page_bytes + states * own.block_size
+        return layer_page_bytes(self.target, self.layout(layout), self.eagle.state_width)
 
     def layout(self, target: KVLayout) -> KVLayout:
         """Return the layout of the layer's K/V beside that of the target."""
@@ -106,13 +107,21 @@ class DraftHeads:
         return KVLayout.of_draft(self.eagle.layer, target)
 
 
-def find_heads(
-    method: HeadMethod,
-    folder: Path,
-    num_drafts: int,
-    target: ModelSpec,
-    settings: EngineSettings,
-) -> DraftHeads:
+def layer_step_bytes(
+    target: ModelSpec, layer: ModelSpec, state_width: int, step_tokens: int, num_seqs: int
+) -> int:
+    """Bytes beside the weights of a layer that guesses from states of `target`: its activations,
+    logits of the guesses, and states of the last step. state_width: numbers of a token's states."""
+    states = 2 * step_tokens * state_width * target.dtype_bytes
+    return states + activation_bytes(layer, step_tokens) + logits_bytes(target, num_seqs)
+
+
+def layer_page_bytes(target: ModelSpec, layout: KVLayout, state_width: int) -> int:
+    """Bytes of each block for such a layer: its K/V, in `layout`, and states of the model."""
+    return layout.page_bytes + state_width * target.dtype_bytes * layout.block_size
+
+
+def find_heads(method: HeadMethod, folder: Path, num_drafts: int, target: ModelSpec) -> DraftHeads:
     """Read what the folder says of its heads. Raises ConfigError: no weights, or of another
     shape."""
     file = next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
@@ -123,21 +132,16 @@ def find_heads(
         )
     eagle = None if method == "medusa" else _read_eagle(method, folder, target)
     if eagle is not None:
-        _check_target(target, settings)
+        _check_target(target)
     return DraftHeads(method, folder, file, target, eagle, num_drafts)
 
 
-def _check_target(target: ModelSpec, settings: EngineSettings) -> None:
+def _check_target(target: ModelSpec) -> None:
     traits = target.traits
     if not isinstance(traits, LlamaTraits) or traits.embedding_factor != 1.0:
         raise ConfigError(
             f"speculative_config: EAGLE is offered for models of Llama's shape, and not for "
             f"{target.architecture}: take method='draft_model' or 'auto'."
-        )
-    if settings.enable_lora:
-        raise ConfigError(
-            "speculative_config: EAGLE reads the model's own table of tokens, which adapters may "
-            "change: leave enable_lora out, or take method='medusa'."
         )
 
 

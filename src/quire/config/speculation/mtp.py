@@ -11,13 +11,12 @@ from pathlib import Path
 from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.families.mtp import DEEPSEEK_MTP, MTPNames, mtp_names
 from quire.config.kv_layout import KVLayout
-from quire.config.memory.plan import activation_bytes, is_loaded, logits_bytes, weight_bytes
+from quire.config.memory.plan import is_loaded, weight_bytes
 from quire.config.model_spec import MatrixShape, ModelSpec
-from quire.config.settings import EngineSettings
+from quire.config.speculation.heads import layer_page_bytes, layer_step_bytes
 from quire.errors import ConfigError
 
 __all__ = ["MTPDraft", "find_mtp"]
-
 
 _PLAIN = re.compile(r"\.(gate|shared_expert_gate|kv_b_proj|k_b_proj|v_b_proj)\.weight$")
 """Matrices that keep the model's dtype whatever the format of others."""
@@ -66,36 +65,26 @@ class MTPDraft:
         return weight_bytes(self.layer, self.checkpoint, quantization)
 
     def step_bytes(self, step_tokens: int, num_seqs: int) -> int:
-        """Beside weights: activations and logits of the guesses, and states of the last step."""
-        states = 2 * step_tokens * self.target.hidden_size * self.target.dtype_bytes
-        activations = activation_bytes(self.layer, step_tokens)
-        return states + activations + logits_bytes(self.target, num_seqs)
+        """See `layer_step_bytes`."""
+        width = self.target.hidden_size
+        return layer_step_bytes(self.target, self.layer, width, step_tokens, num_seqs)
 
     def page_bytes(self, layout: KVLayout) -> int:
-        """Bytes of each block of `layout`: K/V of the layer, and states of the model."""
-        own, state = self.layout(layout), self.target.hidden_size * self.target.dtype_bytes
-        return own.page_bytes + state * own.block_size
+        """See `layer_page_bytes`."""
+        return layer_page_bytes(self.target, self.layout(layout), self.target.hidden_size)
 
     def layout(self, target: KVLayout) -> KVLayout:
         """Return the layout of the layer's K/V beside that of the target."""
         return KVLayout.of_draft(self.layer, target)
 
 
-def find_mtp(
-    target: ModelSpec, folder: Path, checkpoint: Checkpoint | None, settings: EngineSettings
-) -> MTPDraft:
+def find_mtp(target: ModelSpec, folder: Path, checkpoint: Checkpoint | None) -> MTPDraft:
     """Find the MTP layer of a model; the first one, if it has several. checkpoint: headers of the
-    model's files; None if weights are made up. Raises ConfigError without such a layer, or where
-    its guesses would be of another model."""
+    model's files; None if weights are made up. Raises ConfigError without such a layer."""
     if checkpoint is None:
         raise ConfigError(
             "speculative_config has method='mtp', and load_format='dummy' makes up no MTP layer: "
             "leave one of them out."
-        )
-    if settings.enable_lora:
-        raise ConfigError(
-            "speculative_config: an MTP layer reads the model's own table of tokens, which "
-            "adapters may change: leave enable_lora out, or take method='auto'."
         )
     if not target.mtp_layers:
         raise ConfigError(_none_message(folder, "its settings name none"))
@@ -107,12 +96,11 @@ def find_mtp(
         for name, tensor in {**checkpoint.tensors, **checkpoint.others}.items()
         if name.startswith(start) and name not in copies and is_loaded(name)
     }
-    own = replace(checkpoint, tensors=tensors, others={})
-    found = MTPDraft(folder, target, _layer_of(target, tensors), own, start)
     join = f"{start}{names.join}.weight"
     if join not in tensors:
         raise ConfigError(_none_message(folder, f"{join} is missing"))
-    return found
+    own = replace(checkpoint, tensors=tensors, others={})
+    return MTPDraft(folder, target, _layer_of(target, tensors), own, start)
 
 
 def _none_message(folder: Path, reason: str) -> str:

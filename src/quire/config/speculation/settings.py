@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from quire.errors import ConfigError
 from quire.foreign import nearest
@@ -13,6 +13,7 @@ from quire.foreign import nearest
 __all__ = [
     "FILE_HEADS",
     "HEADS",
+    "HeadMethod",
     "METHODS",
     "MTP",
     "OF_MODELS",
@@ -23,7 +24,8 @@ __all__ = [
 MTP = "mtp"
 """Method that guesses by a layer of the model's own checkpoint."""
 
-FILE_HEADS = ("medusa", "eagle", "eagle3")
+HeadMethod = Literal["medusa", "eagle", "eagle3"]
+FILE_HEADS: tuple[HeadMethod, ...] = get_args(HeadMethod)
 HEADS = (*FILE_HEADS, MTP)
 """Methods that guess from hidden states of the model; the first ones by files of their own."""
 
@@ -38,16 +40,7 @@ METHODS = ("ngram", "suffix", "auto", *OF_MODELS)
 
 MAX_DRAFTS = 64
 
-_DEFAULT_DRAFTS = {
-    "ngram": 5,
-    "suffix": 16,
-    "auto": 8,
-    "draft_model": 4,
-    "medusa": 4,
-    "eagle": 4,
-    "eagle3": 4,
-    MTP: 4,
-}
+_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 16, "auto": 8, **dict.fromkeys(OF_MODELS, 4)}
 _LATER = ("mlp_speculator",)
 _SPELLINGS = {
     "[ngram]": "ngram",
@@ -134,20 +127,19 @@ def _draft_model(given: Mapping[str, Any], method: str) -> str:
 
 def _method(given: Mapping[str, Any]) -> str:
     """The method, which vLLM's users may also name as the model."""
-    model = given.get("model")
-    method = given.get("method")
-    method = _SPELLINGS.get(method, method) if isinstance(method, str) else method
-    if method is None:
-        method = model if model in (*METHODS, *_SPELLINGS) else None
-        if method is None and model is not None:
-            method = "draft_model"
-    elif model is not None and method in METHODS and method not in WITH_FILES:
-        raise ConfigError(
-            f"speculative_config names model={model!r}, which method={method!r} does not read: "
-            "leave it out"
-        )
-    method = _SPELLINGS.get(method, method) if isinstance(method, str) else method
+    model, method = given.get("model"), given.get("method")
+    if method is None and model in (*METHODS, *_SPELLINGS):
+        model, method = None, model
+    if method is None and model is not None:
+        method = "draft_model"
+    if isinstance(method, str):
+        method = _SPELLINGS.get(method, method)
     if method in METHODS:
+        if model is not None and method not in WITH_FILES:
+            raise ConfigError(
+                f"speculative_config names model={model!r}, which method={method!r} does not "
+                "read: leave it out"
+            )
         return method
     if method in _LATER:
         raise ConfigError(

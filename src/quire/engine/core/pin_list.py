@@ -43,14 +43,13 @@ class PinList:
         self._writing = Background("quire-pins-write", self._write)
 
     def read(self) -> list[KeptPin]:
-        """Return the pins of the list that have not ended. One that cannot be read is a warning."""
+        """Return the pins of `read_pins`. A list that cannot be read is a warning."""
         self._reading.ask()
         if not self._reading.wait(SECONDS_TO_READ):
             logger.warning("the pins in %s are not read: the disk does not answer", self._path)
             self._is_writer = False  # they are there when it answers
             return []
-        now = time.time()
-        return [each for each in self._found if each.expires_s is None or each.expires_s > now]
+        return self._found
 
     def _read(self) -> None:
         try:

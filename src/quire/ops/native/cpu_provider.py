@@ -32,6 +32,7 @@ __all__ = [
     "row_ids",
     "row_norm_arguments",
     "row_stride",
+    "state_arguments",
     "strided_rows",
     "token_rows",
 ]
@@ -173,6 +174,28 @@ def row_norm_arguments(
         )
     code = DTYPE_CODES[x.dtype]
     return x.data_ptr(), x.stride(0), weight.data_ptr(), rows, width, eps, code
+
+
+def state_arguments(
+    states: torch.Tensor,
+    places: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    num_computed: torch.Tensor,
+) -> tuple[int, ...]:
+    """Return the arguments on states and rows of a kernel of csrc/recurrent, in its order. places:
+    `read` and `write`; they and the others are those of `quire.ops.recurrent.short_conv`."""
+    read, write = places
+    return (
+        states.data_ptr(),
+        states.stride(0),
+        read.data_ptr(),
+        write.data_ptr(),
+        slots.data_ptr(),
+        len(slots),
+        starts.data_ptr(),
+        num_computed.data_ptr(),
+    )
 
 
 def _unavailable(isa: str, platform: Platform) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 
 from quire.config.gguf import GGUFLayout
 from quire.config.packed.gguf.read import dequantize
+from quire.quantization.mapped_file import MappedFile
 
 __all__ = ["GGUFReader"]
 
@@ -26,16 +26,14 @@ class GGUFReader:
     """
 
     def __init__(self, file: Path) -> None:
-        with file.open("rb") as opened:
-            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._file = MappedFile(file)
 
     def blocks(self, layout: GGUFLayout, first: int = 0, past: int | None = None) -> torch.Tensor:
         """Rows `first` to `past` as they are stored, uint8 [rows, bytes per row]. A tensor of one
         dimension is one row; of more than two, its leading ones count together as rows."""
         entry = layout.entry
         num_rows = _num_rows(layout)
-        stored = self._bytes[entry.start : entry.end].view(num_rows, -1)
+        stored = self._file.bytes[entry.start : entry.end].view(num_rows, -1)
         if not layout.paired_heads or len(entry.shape) == 1:
             return stored[first:past]
         return stored[_paired_order(num_rows, layout.paired_heads)[first:past]]
@@ -57,11 +55,8 @@ class GGUFReader:
             yield first, self.numbers(layout, first, min(first + step, num_rows))
 
     def release(self, layout: GGUFLayout) -> None:
-        """Take the pages of a tensor out of this process's memory. A later read maps them again
-        as they are in the file, so changes to a view of them are lost."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            start = layout.entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, layout.entry.end - start)
+        """See `MappedFile.release`."""
+        self._file.release(layout.entry.start, layout.entry.end)
 
 
 def _num_rows(layout: GGUFLayout) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quire.config.kv_disk.folder import StoreFiles
+from quire.config.kv_disk.folder import StoreFiles, locked
 from quire.platform.background import Background
 from quire.server.requests.databases import open_database
 from quire.server.sessions.store import (
@@ -99,17 +98,17 @@ class KeptSessions:
         assert self._files is not None, "it has been opened"
         path, identity = self._files.sessions, self._files.folder.name
         try:
-            try:
-                self._database = _opened(path, identity)
-            except sqlite3.OperationalError:  # the disk fails, or another process writes
-                raise
-            except sqlite3.DatabaseError as error:
-                logger.warning("the sessions in %s are lost, and begin anew: %s", path, error)
-                path.unlink()
-                self._database = _opened(path, identity)
-            self._rows = list(self._readable(_rows(self._database)))
+            with locked(path.with_suffix(".lock")):  # what one front begins anew, no other unlinks
+                try:
+                    self._database, rows = _opened(path, identity)
+                except sqlite3.OperationalError:  # the disk fails, or another process writes
+                    raise
+                except sqlite3.DatabaseError as error:
+                    logger.warning("the sessions in %s are lost, and begin anew: %s", path, error)
+                    path.unlink()
+                    self._database, rows = _opened(path, identity)
+            self._rows = list(self._readable(rows))
         except (OSError, sqlite3.Error) as error:
-            self._database = None
             self._warn(f"the sessions in {path} cannot be read: {error}")
 
     def _readable(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
@@ -130,8 +129,8 @@ class KeptSessions:
         if database is None:
             return
         try:
-            database.execute("BEGIN IMMEDIATE")
-            try:
+            with database:
+                database.execute("BEGIN IMMEDIATE")
                 for key in changed:
                     row = self._store.row(key)
                     if row is None:
@@ -139,11 +138,6 @@ class KeptSessions:
                     else:
                         database.execute(INSERT_SESSION, row)
                 database.execute("DELETE FROM sessions WHERE expires_s <= ?", (time.time(),))
-                database.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    database.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             with self._lock:
                 self._changed |= changed
@@ -162,8 +156,9 @@ async def _until_done(work: Background, seconds: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _opened(path: Path, identity: str) -> sqlite3.Connection:
-    """Open the file of a store. sqlite3.DatabaseError if it is damaged, or of another store."""
+def _opened(path: Path, identity: str) -> tuple[sqlite3.Connection, list[tuple[Any, ...]]]:
+    """Open the file of a store, and read its rows. sqlite3.DatabaseError if it is damaged, or of
+    another store."""
     database = open_database(path, _SCHEMA, is_lasting=True, journal="TRUNCATE")
     try:
         database.execute("PRAGMA secure_delete = ON")  # what a caller deletes is gone
@@ -171,11 +166,7 @@ def _opened(path: Path, identity: str) -> sqlite3.Connection:
         if database.execute("SELECT count(*) FROM stores").fetchone()[0] != 1:
             raise sqlite3.DatabaseError("they belong to another store")
         database.execute("DELETE FROM sessions WHERE expires_s <= ?", (time.time(),))
+        return database, database.execute(f"SELECT {SESSION_COLUMNS} FROM sessions").fetchall()
     except BaseException:
         database.close()
         raise
-    return database
-
-
-def _rows(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    return database.execute(f"SELECT {SESSION_COLUMNS} FROM sessions").fetchall()

@@ -178,18 +178,17 @@ class SessionStore(BoundedStore):
         ).fetchone()
 
     def restore(self, rows: Sequence[tuple[Any, ...]]) -> bool:
-        """Take in rows of an earlier server, before any conversation of this one. Returns False,
-        and changes nothing, if another front has done so."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            self._database.execute("CREATE TABLE IF NOT EXISTS restored (once INTEGER UNIQUE)")
-            is_first = self._database.execute(
+        """Take in rows of an earlier server, before any conversation of this one: all of them, or
+        none if one cannot be taken in (sqlite3.Error). Returns False, and changes nothing, if
+        another front has done so."""
+        with self._database as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("CREATE TABLE IF NOT EXISTS restored (once INTEGER UNIQUE)")
+            is_first = database.execute(
                 "INSERT INTO restored VALUES (1) ON CONFLICT DO NOTHING RETURNING once"
             ).fetchone()
             if is_first:
-                self._database.executemany(INSERT_SESSION, rows)
-        finally:
-            self._database.execute("COMMIT")
+                database.executemany(INSERT_SESSION, rows)
         self._evict()
         return bool(is_first)
 

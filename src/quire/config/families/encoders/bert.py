@@ -14,6 +14,7 @@ from quire.config.families.family import Family
 from quire.config.families.shared import (
     ACTIVATIONS,
     plain_block_matrices,
+    read_common,
     read_heads,
     read_num_layers,
 )
@@ -70,36 +71,26 @@ def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
     if kind != "absolute":
         raise raw.unsupported("position_embedding_type", kind, ("absolute",))
     hidden, inner = raw.read_size("hidden_size"), raw.read_size("intermediate_size")
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
-    rows = traits.num_positions
+    num_layers, heads = read_num_layers(raw), read_heads(raw, hidden)
+    common = read_common(raw, dtype, traits.prefix.rstrip("."), hidden, num_layers, heads)
+    vocab, rows = common["vocab_size"], traits.num_positions
     types = raw.read_size("type_vocab_size", default=2)
     classes = None if traits.head is None else read_classes(raw)
     layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
     num_classes = 0 if classes is None else len(classes.labels)
     head = hidden * hidden + hidden + num_classes * (hidden + 1) if num_classes else 0
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default=traits.prefix.rstrip(".")),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(ACTIVATIONS, "hidden_act", default="gelu"),
         norm_eps=raw.read(float, "layer_norm_eps", default=1e-12),
         max_context=rows - traits.first_position,
         tie_word_embeddings=False,
-        dtype=dtype,
         windows=(None,) * num_layers,
         ropes=(None,) * num_layers,
         traits=traits,
         parameters=ParameterCounts((vocab + rows + types + 2) * hidden, layer, head),
         matrices=plain_block_matrices(hidden, inner, num_layers),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
         prompt_attention="bidirectional",
         is_encoder=True,
         classes=classes,

@@ -13,12 +13,14 @@ from quire.config.families.shared import (
     ACTIVATIONS,
     FULL,
     SLIDING,
+    plain_block_matrices,
+    read_common,
     read_heads,
     read_layer_types,
     read_num_layers,
 )
 from quire.config.hf import RawConfig
-from quire.config.model_spec import ClassesSpec, MatrixShape, ModelSpec, ParameterCounts
+from quire.config.model_spec import ClassesSpec, ModelSpec, ParameterCounts
 from quire.config.rope import RopeSpec, read_ropes
 
 __all__ = ["FAMILIES", "ModernBertTraits"]
@@ -51,8 +53,8 @@ def read_modernbert_classes(raw: RawConfig, dtype: str) -> ModelSpec:
 
 def _read(raw: RawConfig, dtype: str, classes: ClassesSpec | None) -> ModelSpec:
     hidden, inner = raw.read_size("hidden_size"), raw.read_size("intermediate_size")
-    num_heads, num_kv_heads, head_dim = read_heads(raw, hidden)
-    num_layers, vocab = read_num_layers(raw), raw.read_size("vocab_size")
+    num_layers, heads = read_num_layers(raw), read_heads(raw, hidden)
+    common = read_common(raw, dtype, "modernbert", hidden, num_layers, heads)
     max_context = raw.read_size("max_position_embeddings", default=8192)
     kinds = _layer_types(raw, num_layers)
     traits = ModernBertTraits(
@@ -68,29 +70,19 @@ def _read(raw: RawConfig, dtype: str, classes: ClassesSpec | None) -> ModelSpec:
     head = norm
     if classes is not None:
         head += hidden * (hidden + traits.head_bias) + norm + len(classes.labels) * (hidden + 1)
-    sizes = ((3 * hidden, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner))
+    embedding = common["vocab_size"] * hidden + norm
     return ModelSpec(
-        architecture="",
-        model_type=raw.read(str, "model_type", default="modernbert"),
-        vocab_size=vocab,
-        hidden_size=hidden,
+        **common,
         intermediate_size=inner,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         activation=raw.read_choice(ACTIVATIONS, "hidden_activation", default="gelu"),
         norm_eps=raw.read(float, "norm_eps", default=1e-5),
         max_context=max_context,
         tie_word_embeddings=False,
-        dtype=dtype,
         windows=_windows(raw, kinds),
-        ropes=_ropes(raw, kinds, head_dim, max_context),
+        ropes=_ropes(raw, kinds, common["head_dim"], max_context),
         traits=traits,
-        parameters=ParameterCounts(vocab * hidden + norm, layer, head, (num_layers - 1) * norm),
-        matrices=tuple(MatrixShape(outputs, inputs, num_layers) for outputs, inputs in sizes),
-        bos_token_id=next(iter(raw.read_ids("bos_token_id")), None),
-        pad_token_id=raw.read_optional(int, "pad_token_id"),
+        parameters=ParameterCounts(embedding, layer, head, (num_layers - 1) * norm),
+        matrices=plain_block_matrices(hidden, inner, num_layers, gated=True),
         prompt_attention="bidirectional",
         is_encoder=True,
         classes=classes,

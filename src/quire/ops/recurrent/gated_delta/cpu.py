@@ -8,8 +8,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES
-from quire.ops.recurrent.row_arguments import row_arguments
+from quire.ops.native.cpu_provider import DTYPE_CODES, state_arguments
 
 __all__ = ["bind"]
 
@@ -54,7 +53,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             num_heads,
             value_dim,
             int(in_turn),
-            *row_arguments(states, read, write, slots, starts, num_computed),
+            *state_arguments(states, (read, write), slots, starts, num_computed),
             DTYPE_CODES[x.dtype],
         )
         return out

@@ -8,8 +8,7 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import DTYPE_CODES, pointer
-from quire.ops.recurrent.row_arguments import row_arguments
+from quire.ops.native.cpu_provider import DTYPE_CODES, pointer, state_arguments
 
 __all__ = ["bind"]
 
@@ -49,7 +48,7 @@ def bind(library: NativeLibrary) -> Callable[..., torch.Tensor]:
             weight.data_ptr(),
             taps,
             pointer(bias),
-            *row_arguments(states, read, write, slots, starts, num_computed),
+            *state_arguments(states, (read, write), slots, starts, num_computed),
             DTYPE_CODES[x.dtype],
         )
         return out
