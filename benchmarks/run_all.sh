@@ -42,7 +42,7 @@ $python -m benchmarks.kernels.quantization_formats_cpu --output $results/quantiz
 $python -m benchmarks.quality.quantization_quality --output $results/quantization_quality.json
 $python -m benchmarks.quality.kv_cache_quality --max-bytes 2000 --output $results/kv_cache_quality.json
 $python -m benchmarks.quality.latent_cache_quality --output $results/latent_cache_quality.json
-peers=()
+peers=() logits=()
 if [[ -n "${PEERS:-}" ]]; then
   if [[ ! -x "$PEERS/bin/python" ]]; then
     python3 -m venv "$PEERS"
@@ -54,6 +54,7 @@ if [[ -n "${PEERS:-}" ]]; then
   trap 'rm -r "$converted"' EXIT
   peers=(--engine quire openvino llama_cpp vllm --work-dir "$converted")
   for engine in openvino llama_cpp vllm; do peers+=(--python "$engine=$PEERS/bin/python"); done
+  for engine in openvino llama_cpp; do logits+=(--python "$engine=$PEERS/bin/python"); done
   PATH="$PATH:$PEERS/bin" $python -m benchmarks.serving.serving --server vllm --output $results/serving_vllm.json -- --enforce-eager
   if [[ -n "${GGUF_FILES:-}" ]]; then
     # shellcheck disable=SC2086  several files
@@ -63,6 +64,8 @@ if [[ -n "${PEERS:-}" ]]; then
     --shapes benchmarks/models/{qwen3.5-0.8b,lfm2-1.2b,deepseek-v2-lite-4-layers} --repeats 2 --outputs 32 \
     --output $results/gguf_cpu_recurrent.json
 fi
+$python -m benchmarks.quality.peer_quality "${logits[@]}" --output $results/peer_quality.json
+$python -m benchmarks.quality.first_tokens ${PEERS:+--llama-python "$PEERS/bin/python"} --output $results/first_tokens.json
 $python -m benchmarks.kernels.cpu_limits --threads 2 --repeats 12 --output $results/cpu_limits.json
 $python -m benchmarks.peers.cpu_table "${peers[@]}" --output-folder $results/cpu_turns
 $python -m benchmarks.peers.cpu_mixed "${peers[@]}" --repeats 3 --output-folder $results/cpu_mixed

@@ -31,6 +31,9 @@ the two is the share of the combined limit, since a step takes at least max(byte
 `--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set, as on a processor
 that has no more.
 
+The last column has the quality of each engine's weights (quality/peer_quality.py), from the
+committed file. A ratio says little where the first engine's is worse.
+
 A ratio is that of two engines in the same turn. *idle* is processor time that an engine took while
 others had their turns, in percent of a core.
 """
@@ -48,6 +51,7 @@ from typing import Any
 
 from benchmarks.arguments import positive_number
 from benchmarks.peers.engine_runs import (
+    BENCHMARKS,
     Group,
     add_engine_arguments,
     hold_to_isa,
@@ -69,6 +73,7 @@ from quire.bench.lengths import Workload
 from quire.bench.machine import LimitProbe
 from quire.bench.record import BenchRecord
 
+QUALITY = BENCHMARKS / "results" / "peer_quality.json"
 PROMPT_LEN = 64
 PREFILL_PROMPTS = 16
 WARMUP_OUTPUT_LEN = 3
@@ -79,7 +84,7 @@ PARTS = {"workload": ("engine", "weights", "bits"), "figures": ()}
 def main() -> int:
     options = parse_arguments()
     if options.show:
-        print(render_tables(options.show))
+        print(render_tables(options.show, measured_quality()))
         return 0
     records: list[dict[str, Any]] = []
     hold_to_isa(options.isa)
@@ -98,7 +103,8 @@ def main() -> int:
                     if options.output_folder:
                         record.save(options.output_folder / name)
                 records += map(asdict, found)
-                print(render_tables([asdict(record) for record in found]), flush=True)
+                shown = [asdict(record) for record in found]
+                print(render_tables(shown, measured_quality()), flush=True)
     except EngineEndedError as error:
         print(error, file=sys.stderr)
         return 1
@@ -118,6 +124,20 @@ def parse_arguments() -> argparse.Namespace:
         "--show", nargs="+", type=saved_record, metavar="FILE", help="print the table of these"
     )
     return parser.parse_args()
+
+
+def measured_quality() -> dict[str, float]:
+    """Return KL by engine and weights, as quality/peer_quality.py wrote it; empty without its
+    file."""
+    if not QUALITY.exists():
+        return {}
+    figures = json.loads(QUALITY.read_text(encoding="utf-8"))["figures"]
+    end = ": KL"
+    return {
+        name.removesuffix(end): figure["median"]
+        for name, figure in figures.items()
+        if name.endswith(end)
+    }
 
 
 def saved_record(path: str) -> dict[str, Any]:

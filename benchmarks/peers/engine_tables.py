@@ -4,9 +4,10 @@ of engines that took turns."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.peers.engine_runs import title_of
@@ -24,10 +25,16 @@ LEGEND = (
     "medians over the turns whose limits before and after differ by at most 15 %, "
     "if these are half of them or more."
 )
+QUALITY_LEGEND = (
+    "KL: loss of quality by the weights and activations of SmolLM2 in this format, from its "
+    "checkpoint, in nats per token (quality/peer_quality.py); that of a KV cache is not counted."
+)
 OTHER_SHARE_FROM = 0.5
 STEADY_WITHIN = 0.15
 """Largest difference, as a share of the larger one. In a virtual machine the speed of memory may
 jump by more than half: a speed between two such limits is neither's."""
+
+NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 Figures = dict[str, dict[str, Any]]
 """Figures by name, as in a file: median, low, high, values."""
@@ -38,14 +45,20 @@ def column_start(column: str) -> str:
     return "prefill" if column == "prefill" else f"decode_{column}"
 
 
-def render_tables(records: Sequence[dict[str, Any]]) -> str:
+def render_tables(
+    records: Sequence[dict[str, Any]], quality: Mapping[str, float] = NOT_MEASURED
+) -> str:
     """Markdown: rates, ratios by turn, and what was spent outside kernels and while idle. Files of
     one engine and format share a row: files with some columns each, and the turns of one column,
-    whose repeats are put together."""
+    whose repeats are put together. quality: KL by `title_of` an engine and its weights."""
     together = pooled(records)
-    lines = [LEGEND, "", *_head("engine, weights", (*TITLES, "limits"))]
+    lines = [LEGEND, *([QUALITY_LEGEND] if quality else []), ""]
+    lines += _head("engine, weights", (*TITLES, "limits", *(["KL"] if quality else [])))
     for (engine, weights), figures in together.items():
         cells = [*(_cell(column, figures) for column in COLUMNS), _limits_cell(figures)]
+        if quality:
+            divergence = quality.get(title_of(engine, weights.removesuffix("_kv8")))
+            cells.append("" if divergence is None else f"{divergence:.4f}")
         lines.append(f"| {title_of(engine, weights)} | {' | '.join(cells)} |")
     return "\n".join([*lines, *_ratio_lines(records), *_note_lines(together)])
 

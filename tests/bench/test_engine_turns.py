@@ -216,6 +216,10 @@ def test_ratios_are_of_the_same_turns() -> None:
     # The larger share of each turn: 0.5, 0.6, 0.5, 0.5.
     assert "| Fake, one |  |  |  | 30.0 (10.0–100.0), 50% a (40% r) |" in text
     assert "Idle, Fake, two: 0.1% of a core (at most 0.1%)." in text
+    with_quality = tables.render_tables(records, {"Fake, two": 0.00512})
+    [row] = [line for line in with_quality.splitlines() if line.startswith("| Fake, two | ")]
+    assert row.endswith("int8 10 GOP/s | 0.0051 |")
+    assert "| Fake, one |" in with_quality and "| KL |" in with_quality
 
 
 def test_shares_are_of_turns_with_steady_limits() -> None:

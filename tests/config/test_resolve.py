@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -130,9 +131,11 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
         refused: bool = False,
         linear_isa: str | None = None,
         kernels: tuple[str, ...] | None = None,
+        **more: Any,
     ) -> int:
         spec = make_spec(num_parameters=5 * 10**8, dtype=dtype)
-        settings = EngineSettings(dtype=dtype, quantization=quantization, linear_isa=linear_isa)
+        more |= {"dtype": dtype, "quantization": quantization, "linear_isa": linear_isa}
+        settings = EngineSettings(**more)
         platform = make_platform(features=features)
         cpu = replace(platform.cpu, tiles_refused=refused)
         platform = replace(platform, cpu=cpu, kernels=kernels)
@@ -144,6 +147,8 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     assert step_tokens("bfloat16", None, *amx, refused=True) == 256
     assert step_tokens("float32", None, *amx) == 256
     assert step_tokens("float32", "int8", *amx) == 512
+    assert step_tokens("float32", "int8", *amx, activation_bits=16) == 256
+    assert step_tokens("bfloat16", "int8", *amx, activation_bits=16) == 512
     assert step_tokens("bfloat16", None, *amx, linear_isa="avx512_vnni") == 256
     assert step_tokens("bfloat16", "int8", *amx, linear_isa="avx512_vnni") == 512
     for compiled, tokens in ((("amx", "avx2"), 512), (("avx2",), 256), ((), 256)):
@@ -152,6 +157,30 @@ def test_tile_registers_take_longer_steps(monkeypatch: pytest.MonkeyPatch) -> No
     for isa, tokens in (("amx", 512), ("avx512_bf16", 256), ("none", 256)):
         monkeypatch.setenv("QUIRE_CPU_ISA", isa)
         assert step_tokens("bfloat16", None, *amx) == tokens
+
+
+def test_activation_bits_are_those_of_products() -> None:
+    """Turns red when a plan or a receipt states bits with which nothing is multiplied, or a setting
+    is taken that has no effect."""
+    spec = make_spec()
+
+    def bits(platform: Platform | None = None, **asked: Any) -> tuple[int, list[str]]:
+        plan = resolve(EngineSettings(**asked), spec, None, platform or make_platform())
+        told = [each.reason for each in plan.decisions if each.name == "activation_bits"]
+        return plan.settings.activation_bits, told
+
+    assert bits() == (16, [])
+    assert bits(activation_bits=16) == (16, [])
+    eight, [why] = bits(quantization="int8")
+    assert eight == 8 and "16 keeps activations" in why
+    assert bits(quantization="int8", activation_bits=8) == (8, ["as asked"])
+    wide, [why] = bits(quantization="int4", activation_bits=16)
+    assert wide == 16 and "as asked; integers become bfloat16" in why
+    with pytest.raises(ConfigError, match=r"activation_bits=8: no matrix .*quantization='int8'"):
+        bits(activation_bits=8)
+    with pytest.raises(ConfigError, match=r"activation_bits=16 on cuda: .*device='cpu'"):
+        bits(make_gpu_platform(), quantization="int8", activation_bits=16)
+    assert bits(make_gpu_platform(), quantization="int8")[0] == 8
 
 
 def test_kernels_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def test_whatever_changes_keys_and_values_changes_names(
         names(one, dtype="float32"),
         names(one, kv_cache_dtype="int8"),
         names(one, quantization="int8"),
+        names(one, quantization="int8", activation_bits=16),
         names(one, block_size=32),
         names(one, load_format="dummy"),
         names(one, load_format="dummy", seed=1),

@@ -268,11 +268,15 @@ def test_depths_are_equal(make: Maker) -> None:
         assert_same(other, first)
 
 
+@pytest.mark.parametrize("activation_bits", [8, 16])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_weights_keep_the_laws(make: Maker, quantization: str) -> None:
+def test_quantized_weights_keep_the_laws(
+    make: Maker, quantization: str, activation_bits: int
+) -> None:
     """Activations are rounded row by row, so a batch must not change what a row is rounded to."""
-    whole = run(make(quantization=quantization, max_num_batched_tokens=512), workload())
-    llm = make(quantization=quantization, max_num_batched_tokens=11, enable_prefix_caching=False)
+    settings = {"quantization": quantization, "activation_bits": activation_bits}
+    whole = run(make(**settings, max_num_batched_tokens=512), workload())
+    llm = make(**settings, max_num_batched_tokens=11, enable_prefix_caching=False)
     assert_same(run(llm, workload()), whole)
     assert_same(run_alone(llm, workload()), whole)
 

@@ -444,8 +444,13 @@ def test_merged_and_permuted_projections(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}],
-    ids=lambda settings: next(iter(settings.values())),
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"activation_bits": 16, "quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
+    ],
+    ids=lambda settings: str(next(iter(settings.values()))),
 )
 def test_parts_over_other_formats(settings: dict[str, Any], tmp_path: Path) -> None:
     """Turns red when a bias counts twice, as where a cache in 8 bits does without it. What formats

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
-from tests.models.harness import PagedModel
+from tests.models.harness import PagedModel, new_ops
 from tests.packed_writer import FORMATS, Writer, mxfp4
 
 from quire.config import read_checkpoint
+from quire.quantization import QuantizedFormats
 
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96}
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
@@ -93,6 +94,20 @@ def test_logits_of_gpt_oss_are_those_of_its_numbers(
     wanted = PagedModel(plain, implementation).step(sequences)
     for seq, logits in wanted.items():
         assert (got[seq] - logits).norm() <= 0.03 * logits.norm()
+
+
+@pytest.mark.parametrize("implementation", ["reference", "best"])
+def test_experts_take_activations_of_16_bits(
+    gpt_oss: tuple[Path, Path, dict[str, torch.Tensor]], implementation: str
+) -> None:
+    """Turns red when the calls that experts record multiply integers anyway."""
+    packed, plain, _ = gpt_oss
+    sequences = random_sequences()
+    formats = QuantizedFormats(None, new_ops(implementation).with_activation_bits(16))
+    got = PagedModel(packed, implementation, formats=formats).step(sequences)
+    wanted = PagedModel(plain, implementation).step(sequences)
+    for seq, logits in wanted.items():
+        assert (got[seq] - logits).norm() <= 1e-4 * logits.norm()
 
 
 @pytest.mark.parametrize("implementation", ["reference", "best"])

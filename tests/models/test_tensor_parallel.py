@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
-from tests.models.harness import PagedModel, new_factory
+from tests.models.harness import PagedModel, new_factory, new_ops
 from tests.models.ranks import on_ranks
 from tests.models.test_golden import Logits, assert_equal, chunks, run
 
@@ -19,6 +19,7 @@ from quire.config.shard import ONE_RANK, Shard
 from quire.distributed import ALONE, Collectives
 from quire.errors import ConfigError, EngineError
 from quire.models import load_model, loader
+from quire.quantization import QuantizedFormats
 
 UNEVEN = {
     *(("mpt-6-heads", 4), ("bloom-6-heads", 4)),
@@ -105,6 +106,17 @@ def test_int4_ranks_equal_the_whole_model(tmp_path: Path) -> None:
     whole = logits_of(PagedModel(tmp_path, **options), INT4_CASE)
     for size in (2, 4):
         assert_near(logits_of_ranks(tmp_path, INT4_CASE, size, **options)[0], whole)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_ranks_with_activations_of_16_bits(quantization: str, tmp_path: Path) -> None:
+    """Sums are those of floats, in another order. Turns red when ranks complete them as sums of
+    integers, or rotate inputs in other blocks than the whole model."""
+    write_checkpoint(INT4_CASE, tmp_path)
+    ops = new_ops("best").with_activation_bits(16)
+    options = {"implementation": "best", "formats": QuantizedFormats(quantization, ops)}
+    whole = logits_of(PagedModel(tmp_path, **options), INT4_CASE)
+    assert_equal(logits_of_ranks(tmp_path, INT4_CASE, 2, **options)[0], whole)
 
 
 def test_int4_groups_are_not_cut(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))
 
 def test_every_operation_has_a_place_in_the_op_set() -> None:
     """Turns red when an operation is added to one of the two and not to the other."""
-    assert {field.name for field in fields(OpSet)} - {"chosen"} == set(ALL_OPS)
+    about = {"chosen", "activation_bits"}
+    assert {field.name for field in fields(OpSet)} - about == set(ALL_OPS)
 
 
 def test_the_registry_is_read_only() -> None:
@@ -80,7 +81,7 @@ def test_products_of_another_isa_move_nothing_else(name: str) -> None:
     if reason is not None:
         pytest.skip(reason)
     usual, ops = build_op_set(PLATFORM), build_op_set(PLATFORM, force_linear("avx2"))
-    assert ops.chosen == {**usual.chosen, "linear": "cpu_avx2"}
+    assert ops.chosen == {**usual.chosen, "linear": "cpu_avx2", "linear_tables": "cpu_avx2"}
     assert isinstance(fused := ops.gated_linear(name, "silu"), partial)
     assert fused.keywords == {"gate": "silu"}
     plain = build_op_set(PLATFORM, {**force_linear("avx2"), "activation_and_mul": REFERENCE})

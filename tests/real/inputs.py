@@ -1,10 +1,10 @@
-"""Texts, conversations and prompts that quire and llama.cpp are both given."""
+"""Texts, conversations, prompts and questions that quire and other engines are given."""
 
 from __future__ import annotations
 
 import random
 
-__all__ = ["CONVERSATIONS", "PROMPTS", "texts"]
+__all__ = ["CONVERSATIONS", "PROMPTS", "QUESTIONS", "texts"]
 
 _PIECES = (  # noqa: SIM905  separated by ¦
     "the quick brown fox¦I'll¦they're¦don't¦naïve café¦Zürich¦straße¦'s¦'S¦CamelCase¦ALLCAPS¦"
@@ -63,4 +63,17 @@ PROMPTS = [
     "Today's weather forecast:",
     "An electric motor works by",
     "The quick brown fox",
+]
+
+QUESTIONS = [
+    "What is the capital of Italy?",
+    "How do plants make their food?",
+    "Write a short poem about rain.",
+    "Why is the sky blue?",
+    "Explain what a prime number is.",
+    "What should I pack for a week at the beach?",
+    "How does a bicycle stay upright?",
+    "Name three inventions of the nineteenth century.",
+    "What is the difference between weather and climate?",
+    "Give me a recipe for pancakes.",
 ]

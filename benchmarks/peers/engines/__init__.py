@@ -72,8 +72,10 @@ ENGINES: Mapping[str, Adapter] = {
             "bfloat16_kv8": Format(16, kv_bits=8),
             "int8": Format(8),
             "int8_kv8": Format(8, kv_bits=8),
+            "int8_a16": Format(8),
             "int4": _int4(32, 20),
             "int4_kv8": _int4(32, 20, kv_bits=8),
+            "int4_a16": _int4(32, 20),
             "int4-g128-sym": _int4(128, 16),
             "int4-g128-sym_kv8": _int4(128, 16, kv_bits=8),
         },
@@ -102,7 +104,8 @@ ENGINES: Mapping[str, Adapter] = {
     ),
     "vllm": Adapter("vLLM CPU", "benchmarks.peers.engines.vllm_engine", {"bfloat16": Format(16)}),
 }
-"""quire's `_kv8` formats have `kv_cache_dtype="int8"`. Its int4-g128-sym is OpenVINO's INT4
-(openvino_export.py), down to scales of 16 bits and a head of 8. OpenVINO's cache is 8 bits wide
-unless it is told otherwise (its property KV_CACHE_PRECISION says uint8_t); the others' is as wide
-as what they compute with."""
+"""quire's `_kv8` formats have `kv_cache_dtype="int8"`, and `_a16` ones `activation_bits=16`, whose
+products are those of floats, though their shares count the limit of integers. Its int4-g128-sym is
+OpenVINO's INT4 (openvino_export.py), down to scales of 16 bits and a head of 8. OpenVINO's cache is
+8 bits wide unless it is told otherwise (its property KV_CACHE_PRECISION says uint8_t); the others'
+is as wide as what they compute with."""

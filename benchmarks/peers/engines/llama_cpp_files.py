@@ -2,9 +2,11 @@
 
     python -m benchmarks.peers.engines.llama_cpp_files < request.json
 
-{"make": [source, target, type]} writes `source` in another type; {"score": file, "windows": lists
-of token ids, "threads": n} answers with the sum of -log p, in nats, of each window's tokens after
-its first. Run by an interpreter that has llama-cpp-python.
+{"make": [source, target, type]} writes `source` in another type. Others name "windows", lists of
+token ids, and "threads". {"score": file} answers with the sum of -log p, in nats, of each window's
+tokens after its first; {"first": file} with the most probable token after each window; {"logits":
+file, "output": folder} writes float32 logits [tokens, vocabulary] of each window to OUTPUT/0.npy
+and so on. Run by an interpreter that has llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +38,9 @@ def make(lib: Any, source: str, target: str, kind: str) -> None:
         raise RuntimeError(f"llama_model_quantize returned {code} for {kind}")
 
 
-def score(lib: Any, file: str, windows: list[list[int]], threads: int) -> list[float]:
+def logits(lib: Any, file: str, request: dict[str, Any]) -> Iterator[np.ndarray]:
+    """Yield float32 logits [tokens, vocabulary] of each window."""
+    windows, threads = request["windows"], request["threads"]
     model = lib.llama_model_load_from_file(file.encode(), lib.llama_model_default_params())
     vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     params = lib.llama_context_default_params()
@@ -43,12 +49,11 @@ def score(lib: Any, file: str, windows: list[list[int]], threads: int) -> list[f
     params.n_threads = params.n_threads_batch = threads
     context = lib.llama_init_from_model(model, params)
     batch = lib.llama_batch_init(CHUNK, 0, 1)
-    found = []
     for window in windows:
         lib.llama_memory_clear(lib.llama_get_memory(context), False)
-        total = 0.0
-        for first in range(0, len(window) - 1, CHUNK):
-            part = window[first : min(first + CHUNK, len(window) - 1)]
+        found = np.empty((len(window), vocab_size), np.float32)
+        for first in range(0, len(window), CHUNK):
+            part = window[first : first + CHUNK]
             for row, token in enumerate(part):
                 batch.token[row], batch.pos[row] = token, first + row
                 batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, 0, True
@@ -57,9 +62,19 @@ def score(lib: Any, file: str, windows: list[list[int]], threads: int) -> list[f
                 raise RuntimeError("llama_decode failed")
             for row in range(len(part)):
                 address = lib.llama_get_logits_ith(context, row)
-                logits = np.ctypeslib.as_array(address, (vocab_size,)).astype(np.float64)
-                top = logits.max()
-                total += top + np.log(np.exp(logits - top).sum()) - logits[window[first + row + 1]]
+                found[first + row] = np.ctypeslib.as_array(address, (vocab_size,))
+        yield found
+
+
+def score(lib: Any, request: dict[str, Any]) -> list[float]:
+    found: list[float] = []
+    windows = request["windows"]
+    inputs = {**request, "windows": [window[:-1] for window in windows]}
+    for window, rows in zip(windows, logits(lib, request["score"], inputs), strict=True):
+        total = 0.0
+        for row, token in zip(rows.astype(np.float64), window[1:], strict=True):
+            top = row.max()
+            total += top + np.log(np.exp(row - top).sum()) - row[token]
         found.append(float(total))
     return found
 
@@ -82,8 +97,14 @@ def main() -> None:
     }
     if "make" in request:
         make(lib, *request["make"])
+    elif "first" in request:
+        rows = logits(lib, request["first"], request)
+        answer["tokens"] = [int(each[-1].argmax()) for each in rows]
+    elif "logits" in request:
+        for number, rows in enumerate(logits(lib, request["logits"], request)):
+            np.save(Path(request["output"]) / f"{number}.npy", rows)
     else:
-        answer["nats"] = score(lib, request["score"], request["windows"], request["threads"])
+        answer["nats"] = score(lib, request)
     print(json.dumps(answer))
 
 

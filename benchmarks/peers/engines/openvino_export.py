@@ -16,11 +16,15 @@ INT4_GROUP = 128
 
 
 def main() -> None:
-    """Leaves nothing under FOLDER's name unless all of it is there."""
     model, folder, weights, seed = sys.argv[1:]
     dtype = "float16" if weights == "FP16" else "bfloat16"
     parent = Path(folder).parent
     checkpoint = write_checkpoint(Path(model), parent / f"checkpoint_{dtype}", dtype, int(seed))
+    convert(checkpoint, Path(folder), weights)
+
+
+def convert(checkpoint: Path, folder: Path, weights: str) -> None:
+    """Leave nothing under the folder's name unless all of it is there."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
     config = {
@@ -36,7 +40,7 @@ def main() -> None:
         load_in_8bit=False if config is None else None,
         quantization_config=config,
     )
-    staged = Path(folder + ".tmp")
+    staged = folder.with_name(f"{folder.name}.tmp")
     converted.save_pretrained(staged)
     staged.rename(folder)
 

@@ -77,16 +77,18 @@ class QuireEngine:
             "enable_prefix_caching": False,
             "seed": options.seed,
         }
-        weights, _, cache = options.weights.partition("_")
+        weights, _, more = options.weights.partition("_")
         if options.is_gguf:
-            cache = ""
+            more = ""
             del chosen["num_kv_blocks"]  # layers with windows have blocks of their own
         elif weights in ("bfloat16", "float16", "float32"):
             chosen["dtype"] = weights
         else:
             chosen |= {"dtype": "bfloat16", "quantization": weights}
-        if cache:  # kv8
+        if more == "kv8":
             chosen["kv_cache_dtype"] = "int8"
+        if more == "a16":
+            chosen["activation_bits"] = 16
         self._clock = KernelClock()
         self._clock.install()
         try:

@@ -195,7 +195,8 @@ def _worker_settings(plan: StartupPlan) -> WorkerSettings:
     chosen, resolved = plan.resolved.settings, plan.resolved
     if chosen.device == "cpu":
         isa = env.cpu_isa()
-        forced = force_linear(chosen.linear_isa) if isa is None else force_isa(isa)
+        products = force_linear(chosen.linear_isa, chosen.activation_bits)
+        forced = products if isa is None else force_isa(isa)
         attention = backend_of_isa(isa)
     else:
         wish = env.gpu_kernels()

@@ -177,9 +177,8 @@ def check_threads(num_threads: int, cores: int) -> None:
 
 def _computes_in_tiles(settings: EngineSettings, spec: ModelSpec, platform: Platform) -> bool:
     """Return whether the kernels of AMX take the model's matrices (`quire.ops`)."""
-    if settings.quantization is None and spec.dtype != "bfloat16":
-        return False
-    if settings.quantization is None and settings.linear_isa not in (None, "amx"):
+    of_floats = settings.quantization is None or settings.activation_bits == 16
+    if of_floats and (spec.dtype != "bfloat16" or settings.linear_isa not in (None, "amx")):
         return False
     if env.cpu_isa() not in (None, "amx") or platform.cpu.tiles_refused:
         return False

@@ -5,7 +5,6 @@ Pure: the same settings, model and machine give the same answer, and nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire.config import env
@@ -41,8 +40,7 @@ from quire.config.memory.ranks import (
     rank_weight_bytes,
 )
 from quire.config.model_spec import ModelSpec
-from quire.config.packed import PackedLayout, describe_layouts
-from quire.config.quantization import choose_format
+from quire.config.packed.choices import choose_activation_bits, describe_quantization
 from quire.config.resolved import ResolvedSettings
 from quire.config.rope import LongRopeScaling
 from quire.config.rules import Case, check_rules
@@ -142,11 +140,17 @@ def resolve(
     steps = _choose_steps(settings, spec, platform, most)
     room = _choose_room(settings, spec, checkpoint, platform, draft, layout, steps)
     isas, isa_decisions = _choose_isas(settings, platform)
+    bits = choose_activation_bits(settings, layouts, device[0], dtype[0])
     recovery = _choose_recovery(settings, spec)
     decisions = (
         Decision("device", *device),
         Decision("dtype", *dtype),
-        _describe_quantization(settings, spec, layouts, device[0]),
+        Decision("quantization", *describe_quantization(settings, spec, layouts, device[0])),
+        *(
+            []
+            if bits.reason is None
+            else [Decision("activation_bits", str(bits.value), bits.reason)]
+        ),
         _decided("kv_cache_dtype", kv_dtype, settings.kv_cache_dtype != "auto", "the model's"),
         Decision("max_model_len", f"{room.context[0]:,}", room.context[1]),
         *_describe_longrope(spec, room.context[0]),
@@ -171,6 +175,7 @@ def resolve(
         settings,
         device=device[0],
         dtype=dtype[0],
+        activation_bits=bits.value,
         kv_cache_dtype=kv_dtype,
         max_model_len=room.context[0],
         block_size=layout.block_size,
@@ -451,25 +456,6 @@ def _describe_longrope(spec: ModelSpec, context: int) -> tuple[Decision, ...]:
         return (Decision("longrope", "short factors", reason),)
     reason = f"of short prompts too; max_model_len={trained} gives those the short ones"
     return (Decision("longrope", "long factors", reason),)
-
-
-def _describe_quantization(
-    settings: EngineSettings, spec: ModelSpec, layouts: Sequence[PackedLayout], device: str
-) -> Decision:
-    """Describe the requested format, and the sizes of matrices that take another one; without a
-    request, the checkpoint's format. layouts: layouts of matrices that are quantized on disk."""
-    methods = " and ".join(sorted({layout.scheme.name for layout in layouts}))
-    if settings.quantization is None:
-        reason = describe_layouts(layouts, device) if layouts else "as in the checkpoint"
-        return Decision("quantization", methods or "none", reason)
-    reasons = [f"as asked; made of {methods}" if layouts else "as asked"]
-    for shape in spec.matrices:
-        choice = choose_format(settings.quantization, shape)
-        if choice.name != settings.quantization:
-            of = "the head" if shape.is_head else f"{shape.inputs:,} inputs"
-            name = spec.dtype if choice.name == "plain" else choice.name
-            reasons.append(f"{of} in {name}")
-    return Decision("quantization", settings.quantization, "; ".join(dict.fromkeys(reasons)))
 
 
 def _choose_host_blocks(settings: EngineSettings, layout: KVLayout) -> int:

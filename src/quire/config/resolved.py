@@ -67,9 +67,11 @@ class ResolvedRuntime(RuntimeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedNumerics(NumericsSettings):
-    """dtype: name of a torch dtype. quantization None: matrices stay in dtype."""
+    """dtype: name of a torch dtype. quantization None: matrices stay in dtype. activation_bits: 16
+    also where no matrix is integers."""
 
     dtype: str = field()
+    activation_bits: int = field()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.config.model_spec import DTYPE_BYTES, GenericTraits, ModelSpec
 from quire.config.packed import PackedLayout
+from quire.config.packed.choices import holds_integers
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import Draft
 from quire.errors import ConfigError
@@ -69,6 +70,10 @@ def _widened_message(case: Case) -> str:
     )
 
 
+def _holds_integers(case: Case) -> bool:
+    return holds_integers(case.settings, case.layouts, case.device)
+
+
 def _no_tokens_message(case: Case) -> str:
     kind = "encoders" if case.spec.is_encoder else "models without a head for logits"
     return (
@@ -88,6 +93,22 @@ RULES = (
     Rule(
         lambda case: case.settings.batch_invariant and bool(_widened(case)),
         _widened_message,
+    ),
+    Rule(
+        lambda case: case.settings.activation_bits == 8 and not _holds_integers(case),
+        (
+            "activation_bits=8: no matrix of this model is integers in memory, and others are "
+            "multiplied by activations as they are. Give quantization='int8', or leave it out."
+        ),
+    ),
+    Rule(
+        lambda case: (
+            case.settings.activation_bits == 16 and case.device != "cpu" and _holds_integers(case)
+        ),
+        lambda case: (
+            f"activation_bits=16 on {case.device}: matrices of integers take 16 bits on CPUs alone "
+            "so far. Give device='cpu', or leave it out."
+        ),
     ),
     Rule(
         lambda case: case.settings.batch_invariant and isinstance(case.spec.traits, GenericTraits),

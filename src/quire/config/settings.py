@@ -356,6 +356,12 @@ class NumericsSettings:
         choices=QUANTIZATIONS,
         advice="a checkpoint that is quantized already says itself how; leave it out then",
     )
+    activation_bits: int | None = _setting(
+        None,
+        "bits of activations in products with matrices that are integers in memory; 16: they stay "
+        "as they are, which is slower and closer to the model (8)",
+        choices=(8, 16),
+    )
     seed: int = _setting(0, "of requests that name no seed, and of dummy weights", low=-(2**63))
     logprobs_mode: str = _setting(
         "raw_logprobs",
@@ -552,7 +558,7 @@ def _check(item: Field[Any], value: object) -> None:
 
 def _one_of(rules: Mapping[str, Any]) -> str:
     more = f"; {rules['advice']}" if "advice" in rules else ""
-    return f"one of: {', '.join(rules['choices'])}{more}"
+    return f"one of: {', '.join(map(str, rules['choices']))}{more}"
 
 
 def _invalid(name: str, value: object, allowed: str) -> ConfigError:

@@ -39,6 +39,11 @@ def fingerprint(
     parts = (spec, resolved.layout, settings.kv_cache_dtype, settings.quantization, kernel_family)
     for part in parts:
         _add(digest, repr(part).encode())
+    is_quantized = settings.quantization is not None or (
+        checkpoint is not None and checkpoint.packed
+    )
+    if settings.activation_bits == 16 and is_quantized:
+        _add(digest, b"activations of 16 bits")
     if settings.rank_invariant:
         _add(digest, b"any number of ranks")
     elif settings.tensor_parallel_size > 1:  # sums over ranks round otherwise

@@ -29,6 +29,7 @@ from quire.rendering import ChatTemplate, Renderer
 __all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]
 
 STATED_SETTINGS = (
+    "activation_bits",
     "attention_backend",
     "attention_isa",
     "dtype",

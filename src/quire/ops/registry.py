@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from quire.ops.linear.plain import INVARIANT, PackedMatrix, PartialMatrix
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import NO_PARTIAL
 from quire.ops.linear.plain.gated import GatedMatrix
+from quire.ops.linear.plain.partial import PlainPartial
 from quire.ops.linear.rotate import OP as ROTATE
 from quire.ops.linear.tables import OP as LINEAR_TABLES
 from quire.ops.moe.experts import OP as EXPERTS
@@ -122,11 +123,16 @@ ALL_OPS: Mapping[str, Op] = MappingProxyType(
 )
 
 
+_OF_INTEGERS = (LINEAR_INT8.name, LINEAR_INT4.name, LINEAR_BLOCKS.name)
+"""Products with stored integers."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpSet:
     """The chosen callable of each operation; contracts are the docstrings of `quire.ops.<name>`.
 
-    chosen: provider name by operation, for the start-up report.
+    chosen: provider name by operation, for the start-up report. activation_bits: those with which
+    layers of stored integers multiply.
     """
 
     paged_attention: Callable[..., torch.Tensor]
@@ -169,6 +175,14 @@ class OpSet:
     edit_logits: Callable[..., torch.Tensor]
     token_logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
     chosen: Mapping[str, str]
+    activation_bits: int = 8
+
+    def with_activation_bits(self, bits: int) -> OpSet:
+        """Return the operations with layers of stored integers that multiply by activations of 8 or
+        of 16 bits."""
+        layers = {name: getattr(self, name) for name in _OF_INTEGERS}
+        bound = {name: partial(pack, activation_bits=bits) for name, pack in layers.items()}
+        return self if bits == 8 else replace(self, **bound, activation_bits=bits)
 
     def gated_linear(self, name: str, gate: str | None) -> Callable[..., PackedMatrix]:
         """Return `linear` or another linear operation for layers with this gate, None for no gate.
@@ -189,12 +203,21 @@ class OpSet:
 
     def partial_linear(self, name: str) -> Callable[..., PartialMatrix]:
         """Return `linear_int8` or `linear_int4` for some of a matrix's inputs: the provider's, or
-        the reference's if the provider lacks that. `PlainPartial` is for `linear`."""
+        the reference's if the provider lacks that. `PlainPartial` is for `linear`, and for
+        activations of 16 bits."""
+        if self.activation_bits != 8:
+            return partial(_plain_partial, getattr(self, name))
         op = ALL_OPS[name]
         provider = op.provider(self.chosen[name])
         if provider is not None and provider.lacks >= NO_PARTIAL:
             return op.reference
         return getattr(self, name)
+
+
+def _plain_partial(linear: Callable[..., PackedMatrix], *args: Any, **kwargs: Any) -> PlainPartial:
+    """Pack some inputs of a matrix. args: those of `linear`, with the bias of the whole last."""
+    *weight, bias = args
+    return PlainPartial(linear(*weight, None, **kwargs), bias)
 
 
 def select(
@@ -276,10 +299,11 @@ def force_isa(isa: str | None) -> dict[str, str]:
     return {op.name: name for op in ALL_OPS.values() if op.provider(name) is not None}
 
 
-def force_linear(isa: str | None) -> dict[str, str]:
-    """Return `forced` for `build_op_set` with products of plain matrices on one instruction set;
-    None for no wish. Quantized products have the same bits on all."""
-    return {} if isa is None else {LINEAR.name: f"cpu_{isa}"}
+def force_linear(isa: str | None, activation_bits: int = 8) -> dict[str, str]:
+    """Return `forced` for `build_op_set` with products of floats on one instruction set; None for
+    no wish. Products of integers, where activations have 8 bits, have the same bits on all."""
+    names = [LINEAR.name, LINEAR_TABLES.name, *(_OF_INTEGERS if activation_bits == 16 else ())]
+    return {} if isa is None else dict.fromkeys(names, f"cpu_{isa}")
 
 
 def force_invariance(platform: Platform, forced: Mapping[str, str]) -> dict[str, str]:

@@ -259,6 +259,7 @@ def _choose_ops(
     if kv_dtype not in CACHE_DTYPE_CODES:  # no kernel writes it
         forced = {**forced, "rope_and_write_kv": REFERENCE}
     ops = build_op_set(settings.platform, forced, team)
+    ops = ops.with_activation_bits(settings.chosen.activation_bits)
     return with_compiled(ops, device) if settings.chosen.torch_compile else ops
 
 

@@ -49,7 +49,7 @@ def _forced_kernels(chosen: ResolvedSettings) -> tuple[dict[str, str], str | Non
     if chosen.device == "cpu":
         isa = env.cpu_isa()
         if isa is None:
-            return force_linear(chosen.linear_isa), None
+            return force_linear(chosen.linear_isa, chosen.activation_bits), None
         return force_isa(isa), backend_of_isa(isa)
     wish = env.gpu_kernels()
     return force_gpu_kernels(wish), REFERENCE if wish == "none" else wish

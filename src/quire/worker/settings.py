@@ -52,9 +52,14 @@ class WorkerSettings:
 
     def of_draft(self, draft: DraftModel) -> WorkerSettings:
         """The settings by which the draft model is loaded, over blocks of the same numbers. No bit
-        of an answer depends on its guesses, so that it may multiply by any sums."""
+        of an answer depends on its guesses, so that it multiplies as fast as it can."""
         dtype = draft.spec.dtype
-        own = {"kv_cache_dtype": dtype, "enable_lora": False, "batch_invariant": False}
+        own: dict[str, object] = {
+            "kv_cache_dtype": dtype,
+            "enable_lora": False,
+            "batch_invariant": False,
+            "activation_bits": 8,
+        }
         return replace(
             self,
             chosen=replace(self.chosen, **own),

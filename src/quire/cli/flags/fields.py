@@ -85,7 +85,7 @@ def _arguments(item: Field[Any], prefix: str) -> dict[str, Any]:
         common["type"] = _NUMBERS[kind]
     metavar = kind.upper()
     if "choices" in rules:
-        metavar = "{" + ",".join(rules["choices"]) + "}"
+        metavar = "{" + ",".join(map(str, rules["choices"])) + "}"
     elif "kind" in rules:
         metavar = {"bytes": "SIZE", "count": "COUNT", "object": "JSON"}[rules["kind"]]
     return {**common, "metavar": metavar}

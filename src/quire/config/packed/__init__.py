@@ -6,7 +6,7 @@ A format is a folder here, listed in `settings.py`.
 from quire.config.packed.cache_scales import CacheScales, is_cache_scale, read_cache_scales
 from quire.config.packed.format import PackedSettings
 from quire.config.packed.gguf.scheme import GGUFBlocks
-from quire.config.packed.layout import PackedLayout, describe_layouts, layouts_of
+from quire.config.packed.layout import PackedLayout, layouts_of
 from quire.config.packed.mxfp4.scheme import split_experts
 from quire.config.packed.settings import MARKS, read_packed_settings
 
@@ -16,7 +16,6 @@ __all__ = [
     "GGUFBlocks",
     "PackedLayout",
     "PackedSettings",
-    "describe_layouts",
     "is_cache_scale",
     "layouts_of",
     "read_cache_scales",

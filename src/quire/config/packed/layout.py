@@ -3,8 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.config.hf import StoredTensor
@@ -15,7 +14,7 @@ from quire.config.packed.scheme import Scheme
 from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import matrix_bytes
 
-__all__ = ["PackedLayout", "describe_layouts", "layouts_of"]
+__all__ = ["PackedLayout", "layouts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +98,6 @@ def layouts_of(
             scheme.kernels(inputs),
         )
     return found
-
-
-def describe_layouts(layouts: Sequence[PackedLayout], device: str) -> str:
-    """Describe layouts by their kernels: "14 matrices by linear_int4, 2 widened as they are
-    used"."""
-    chosen = [layout.kernel_on(device) for layout in layouts]
-    kernels = Counter(
-        "widened as they are used" if kernel is None else f"by linear_{kernel.partition('-')[0]}"
-        for kernel in chosen
-    )
-    words = [f"{count} {how}" for how, count in kernels.most_common()]
-    return ", ".join(words).replace(" ", " matrices ", 1)
 
 
 def _by_module(

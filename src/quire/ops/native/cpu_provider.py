@@ -35,6 +35,7 @@ __all__ = [
     "state_arguments",
     "strided_rows",
     "token_rows",
+    "weight_code",
 ]
 
 PANEL = 32
@@ -86,6 +87,12 @@ def packed_columns(outputs: int, gate: str | None) -> int:
     """Return the columns of the panels of a layer (csrc/pointwise/gate.h)."""
     halves = 1 if gate is None else 2
     return halves * -(-outputs // halves // PANEL) * PANEL
+
+
+def weight_code(activation_bits: int, dtype: torch.dtype) -> int:
+    """Return `weight_dtype` of a kernel (csrc/linear/widened.h): the type to which a matrix of
+    integers is widened for activations of 16 bits; -1 for those of 8, which become integers."""
+    return -1 if activation_bits == 8 else DTYPE_CODES[dtype]
 
 
 def token_rows(x: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,7 @@ def keep_partial(
         weights = (form.values, form.scale, form.zeros, bias)
         integers = linear(*weights, dtype=dtype, rotation=form.rotation)
         return KeptPartial(integers, by_torch=False)
-    if form is None or isinstance(form, _Int4):
+    if form is None or (isinstance(form, _Int4) and ops.activation_bits == 8):
         return KeptPartial(PlainPartial(PanelMatrix(part, None, dtype), bias), by_torch=True)
     return KeptPartial(PlainPartial(form.pack(ops, None, dtype, None), bias), by_torch=False)
 
@@ -162,13 +162,14 @@ def _permuted(ops: OpSet, matrix: PackedMatrix, order: torch.Tensor | None) -> P
 
 
 def _kernel_form(ops: OpSet, part: StoredMatrix | torch.Tensor) -> _Form | None:
-    """Return what a kernel takes; None if no kernel has equal weights. The reference of
-    `linear_tables` has them all in the model's dtype, so that a `PanelMatrix` takes its place."""
+    """Return what a kernel takes; None if no kernel has equal weights. References of products of
+    floats have them all in the model's dtype, so that a `PanelMatrix` takes their place."""
     kernel = None if isinstance(part, torch.Tensor) else part.kernel
     if kernel is None or isinstance(part, torch.Tensor):
         return None
     operation = f"linear_{kernel.partition('-')[0]}"
-    if operation == "linear_tables" and ops.chosen[operation] == REFERENCE:
+    is_of_floats = operation == "linear_tables" or ops.activation_bits == 16
+    if is_of_floats and ops.chosen[operation] == REFERENCE:
         return None
     form = form_of(part.defined(), kernel)
     if form is None:

@@ -2,6 +2,7 @@
 // activations with a scale for each group: one loop over tiles for all kinds.
 #include "linear/integers/block_kinds.h"
 #include "linear/integers/wide_tile.h"
+#include "linear/widened.h"
 #include "native/replay.h"
 #include "rows/ids.h"
 
@@ -328,6 +329,46 @@ void unpack_column(const BlockShape& shape, const uint8_t* packed, int64_t c, fl
   }
 }
 
+// Panels of a packed matrix as floats. power: as LinearCall's scale.
+template <class K>
+struct BlockPanels {
+  const uint8_t* packed;
+  BlockShape shape;
+  const float* power;
+  Outputs outputs;
+
+  // Rounds like unpack_column().
+  template <class W>
+  void widen(int64_t index, W* to) const {
+    const uint8_t* from = Blocks<1, 1>(K(), packed, shape).panel(index);
+    const float* columns = power + outputs.output(index);
+    const vf powers[2] = {load(columns), load(columns + kLanes)}, zero = set1(K::kZero);
+    const vi levels = K::levels();
+    for (int64_t b = 0; b < shape.blocks; ++b) {
+      Columns<K> block;
+      block.open_block(from);
+      for (int64_t g = 0; g < shape.groups; ++g) {
+        Columns<K> group = block.open_group(from);
+        for (int half = 0; half < 2; ++half) {
+          group.scale[half] = mul(group.scale[half], powers[half]);
+          if constexpr (K::kOffsets != Offset::kNone) {
+            group.offset[half] = mul(group.offset[half], powers[half]);
+          }
+        }
+        const auto weight = [&](vf byte, int half) __attribute__((always_inline)) {
+          const vf scaled = mul(group.scale[half], sub(byte, zero));
+          if constexpr (K::kOffsets == Offset::kNone) return scaled;
+          return add(scaled, group.offset[half]);
+        };
+        each_quad<K>(from, levels, [&](auto, vi low, vi high) __attribute__((always_inline)) {
+          to = linear::put_quad(to, low, high, weight);
+        });
+        from += K::kGroupBytes - K::kFactorBytes;
+      }
+    }
+  }
+};
+
 // Returns the shape of blocks of block_size inputs in groups of the kind.
 template <class K>
 BlockShape shape_of(K, int64_t blocks, int64_t block_size) {
@@ -408,13 +449,13 @@ QUIRE_REPLAYABLE(quire_linear_blocks_rows)
 
 // Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
 // of x's type or float32; for a gated layer half as wide. power and bias (or null): float32, scale
-// and bias of LinearCall. gate: the packing's. y_stride: stride of the rows of y, 0 if they are
-// contiguous.
+// and bias of LinearCall. weight_dtype: type to which weights are widened (linear/widened.h), or
+// kIntegers. gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_blocks(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* power, const float* bias, void* y, int64_t y_stride,
                                   int64_t rows, int64_t outputs, int64_t blocks, int64_t block_size,
-                                  int32_t kind, int32_t x_dtype, int32_t y_dtype, int32_t gate,
-                                  quire::Team* team) {
+                                  int32_t kind, int32_t x_dtype, int32_t y_dtype,
+                                  int32_t weight_dtype, int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Outputs all{outputs, gate, y_stride};
@@ -422,6 +463,13 @@ QUIRE_API int quire_linear_blocks(const void* x, int64_t x_stride, const uint8_t
   int failed = kUnknownKind;
   with_kind(kind, [&](auto k) {
     const BlockShape shape = shape_of(k, blocks, block_size);
+    if (weight_dtype != linear::kIntegers) {
+      const BlockPanels<decltype(k)> panels{packed, shape, power, all};
+      failed = linear::multiply_widened({rows, all, call.depth, x_stride, bias, team},
+                                        linear::widening_of(panels), 1, weight_dtype, x_dtype,
+                                        y_dtype, x, y);
+      return;
+    }
     failed = multiply_kind(k, call, packed, shape, x_dtype, y_dtype, x, y);
   });
   return failed;

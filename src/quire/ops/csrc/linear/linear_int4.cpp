@@ -9,6 +9,7 @@
 #include "linear/integers/int4.h"
 #include "linear/integers/int4_tiles.h"
 #include "linear/integers/int4_wide.h"
+#include "linear/widened.h"
 #include "native/replay.h"
 
 namespace quire::linear_int {
@@ -164,6 +165,41 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
   }
 }
 
+// Panels of a packed matrix as floats. factor: multiplied with weights.
+struct Int4Panels {
+  Int4Table table;
+  Outputs outputs;
+  float factor;
+
+  template <class W>
+  void widen(int64_t index, W* to) const {
+    const Int4Layout& layout = table.layout;
+    const uint8_t* quad = table.packed + layout.group_start(index, 0);
+    const float* columns = table.power + outputs.output(index);
+    const vf powers[2] = {mul(load(columns), set1(factor)),
+                          mul(load(columns + kLanes), set1(factor))};
+    const vi mask = set1_int(0x0f0f0f0f), middle = set1_int(kSymmetricZero);
+    vi zeros[2] = {middle, middle};
+    for (int64_t g = 0; g < layout.groups; ++g) {
+      if (table.packed_zeros != nullptr) {
+        load_halves(table.packed_zeros + (index * layout.groups + g) * kLanes, zeros[0], zeros[1]);
+      }
+      const uint8_t* start = table.packed + layout.scale_start(index, g);
+      const auto* halves = reinterpret_cast<const fp16*>(start);
+      const vf scales[2] = {mul(load(halves), powers[0]), mul(load(halves + kLanes), powers[1])};
+      const vf zero[2] = {to_float(zeros[0]), to_float(zeros[1])};
+      for (int64_t left = layout.group_size; left > 0; left -= 4, quad += kQuadBytes) {
+        const vi both = load_int(quad);
+        const vi low = and_int(both, mask), high = and_int(shift_right_16bit(both, 4), mask);
+        to = linear::put_quad(to, low, high, [&](vf byte, int half) __attribute__((always_inline)) {
+          return mul(sub(byte, zero[half]), scales[half]);
+        });
+      }
+      quad += kScaleBytes;
+    }
+  }
+};
+
 int multiply_groups(const Int4Layout& layout, const LinearCall& call, const uint8_t* packed,
                     const uint8_t* packed_zeros, int32_t x_dtype, int32_t y_dtype, const void* x,
                     void* y) {
@@ -242,17 +278,24 @@ QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // Computes y. x: rows of groups · group_size elements with a stride. y: [rows, outputs] of x's type
 // or float32; for a gated layer half as wide. power and bias (or null): float32, scale and bias of
-// LinearCall, as rotation. gate: the packing's. y_stride: stride of the rows of y, 0 if they are
-// contiguous.
+// LinearCall, as rotation. weight_dtype: type to which weights are widened (linear/widened.h), or
+// kIntegers. gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,
                                 void* y, int64_t y_stride, int64_t rows, int64_t outputs,
                                 int64_t groups, int64_t group_size, int64_t rotation,
-                                int32_t x_dtype, int32_t y_dtype, int32_t gate,
-                                quire::Team* team) {
+                                int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype,
+                                int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
   const Outputs all{outputs, gate, y_stride};
+  if (weight_dtype != linear::kIntegers) {
+    const Int4Table table{packed, packed_zeros, power, {group_size, groups}};
+    const Int4Panels panels{table, all, linear::rotation_part(rotation)};
+    return linear::multiply_widened({rows, all, groups * group_size, x_stride, bias, team},
+                                    linear::widening_of(panels), rotation, weight_dtype, x_dtype,
+                                    y_dtype, x, y);
+  }
   LinearCall call{rows, all, groups * group_size, x_stride, power, bias, team};
   call.rotation = rotation;
   return multiply_groups({group_size, groups}, call, packed, packed_zeros, x_dtype, y_dtype, x, y);

@@ -7,6 +7,7 @@
 #include "linear/integers/int.h"
 #include "native/replay.h"
 #include "linear/tile_loop.h"
+#include "linear/widened.h"
 
 namespace quire::linear_int {
 namespace {
@@ -149,6 +150,31 @@ using Int8 = Int8Tiles;
 using Int8 = Int8Format;
 #endif
 
+// Panels of a packed matrix as floats. scale: as in LinearCall. factor: multiplied with weights.
+struct Int8Panels {
+  const uint8_t* packed;
+  const float* scale;
+  Outputs outputs;
+  int64_t depth;
+  float factor;
+
+  template <class W>
+  void widen(int64_t index, W* to) const {
+    const uint8_t* quad = packed + index * ((depth + 3) / 4) * kQuadBytes;
+    const float* columns = scale + outputs.output(index);
+    const vf scales[2] = {mul(load(columns), set1(factor)),
+                          mul(load(columns + kLanes), set1(factor))};
+    const auto weight = [&](vf byte, int half) __attribute__((always_inline)) {
+      return mul(sub(byte, set1(128.0f)), scales[half]);
+    };
+    for (int64_t k = 0; k < depth; k += 4, quad += kQuadBytes) {
+      const vi low = load_int(quad), high = load_int(quad + kQuadBytes / 2);
+      to = depth - k > 2 ? linear::put_quad(to, low, high, weight)
+                         : linear::put_quad<1>(to, low, high, weight);
+    }
+  }
+};
+
 }  // namespace
 #if defined(__AMX_INT8__)
 template <>
@@ -216,14 +242,22 @@ QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // Computes y. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type or float32;
 // for a gated layer half as wide. scale and bias (or null): float32, of LinearCall, as rotation.
-// gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
+// weight_dtype: type to which weights are widened (linear/widened.h), or kIntegers. gate: the
+// packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t y_stride,
                                 int64_t rows, int64_t outputs, int64_t depth, int64_t rotation,
-                                int32_t x_dtype, int32_t y_dtype, int32_t gate,
-                                quire::Team* team) {
+                                int32_t x_dtype, int32_t y_dtype, int32_t weight_dtype,
+                                int32_t gate, quire::Team* team) {
   using namespace quire;
   using namespace quire::linear_int;
+  if (weight_dtype != linear::kIntegers) {
+    const Outputs all{outputs, gate, y_stride};
+    const Int8Panels panels{packed, scale, all, depth, linear::rotation_part(rotation)};
+    return linear::multiply_widened({rows, all, depth, x_stride, bias, team},
+                                    linear::widening_of(panels), rotation, weight_dtype, x_dtype,
+                                    y_dtype, x, y);
+  }
   const Int8 format(packed, (depth + 3) / 4);
   LinearCall call{rows, {outputs, gate, y_stride}, depth, x_stride, scale, bias, team};
   call.rotation = rotation;

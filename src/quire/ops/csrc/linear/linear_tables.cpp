@@ -1,12 +1,7 @@
 // y = x Wᵀ + b with weights that are table entries times scales, to which single numbers may be
-// added. Widens some panels at a time to a float type and multiplies them like those of linear.cpp.
-#include <algorithm>
-#include <vector>
-
-#include "linear/arithmetic.h"
-#include "linear/layout.h"
+// added (linear/widened.h).
+#include "linear/widened.h"
 #include "native/replay.h"
-#include "native/simd_int.h"
 #include "rows/ids.h"
 
 namespace quire::linear {
@@ -123,21 +118,10 @@ struct Added {
   }
 };
 
-// Stores the columns of an even and an odd input in the order of linear/layout.h.
-template <class W>
-QUIRE_INLINE void put_pair(W* pair, const vf (&even)[2], const vf (&odd)[2]) {
-  for (int half = 0; half < 2; ++half) {
-    store(pair + half * kLanes, even[half]);
-    store(pair + kWidth + half * kLanes, odd[half]);
-  }
-}
-QUIRE_INLINE void put_pair(bf16* pair, const vf (&even)[2], const vf (&odd)[2]) {
-  for (int half = 0; half < 2; ++half) store_both(pair + half * kWidth, {even[half], odd[half]});
-}
-
 // Widens panel `index` to the form that linear.cpp multiplies.
 template <int bits, bool own, class W>
-void widen_panel(const Matrix& matrix, int64_t index, W* to) {
+void widen_panel(const void* from, int64_t index, W* to) {
+  const Matrix& matrix = *static_cast<const Matrix*>(from);
   const uint8_t* packed = matrix.panel(index, bits);
   const float* table = matrix.table(index, bits);
   Added added(matrix, index);
@@ -167,9 +151,6 @@ void widen_panel(const Matrix& matrix, int64_t index, W* to) {
 }
 
 template <class W>
-using Widen = void (*)(const Matrix&, int64_t, W*);
-
-template <class W>
 Widen<W> widen_by(int32_t bits, bool own) {
   switch (bits) {
     case 3:
@@ -181,64 +162,6 @@ Widen<W> widen_by(int32_t bits, bool own) {
     default:
       return nullptr;
   }
-}
-
-// Bytes of weights to widen at a time. With few rows the caches of a core hold them; with many,
-// there are so many that rows are seldom gathered again.
-constexpr int64_t kFewRows = 32;
-constexpr int64_t kBytesFewRows = 512 << 10, kBytesManyRows = 8 << 20;
-
-// Returns the biases of `width` columns from `column` on; for a gated layer those of both halves,
-// in `both`.
-const float* biases_of(const Problem& problem, int64_t column, int64_t width,
-                       std::vector<float>& both) {
-  if (problem.bias == nullptr || !problem.outputs.gated()) {
-    return problem.bias == nullptr ? nullptr : problem.bias + column;
-  }
-  const float* up = problem.bias + problem.outputs.part();
-  both.assign(problem.bias + column, problem.bias + column + width);
-  both.insert(both.end(), up + column, up + column + width);
-  return both.data();
-}
-
-// Returns 0, or 2 without memory for widened panels.
-template <class W, class E, class Y>
-int multiply_widened(const Problem& problem, const Matrix& matrix, Widen<W> widen, const E* x,
-                     Y* y) {
-  struct Widened;
-  const Outputs& outputs = problem.outputs;
-  const int64_t in_turn = outputs.panels_in_turn(), groups = outputs.panels() / in_turn;
-  const int64_t elements = panel_elements(problem.depth);
-  const int64_t group_bytes = in_turn * elements * static_cast<int64_t>(sizeof(W));
-  const int64_t threads = team_size(problem.team);
-  const int64_t wanted =
-      problem.rows <= kFewRows ? threads * kBytesFewRows : std::max(kBytesManyRows, group_bytes);
-  const int64_t most = std::clamp(wanted / group_bytes, std::min(threads, groups), groups);
-  W* widened = static_cast<W*>(thread_scratch<Widened>(most * group_bytes));
-  if (widened == nullptr) return 2;
-  std::vector<float> both;
-  std::vector<Y> halves;  // for some columns, where no gate joins them
-  for (int64_t first = 0; first < groups; first += most) {
-    const int64_t count = std::min(most, groups - first), column = first * kWidth;
-    parallel_for(count * in_turn, kWorkPerTask / (elements + 1) + 1, problem.team, [&](int64_t i) {
-      widen(matrix, first * in_turn + i, widened + i * elements);
-    });
-    Problem part = problem;
-    const int64_t width = std::min(count * kWidth, outputs.part() - column);
-    const bool apart = outputs.gate == kApart;
-    part.outputs.count = in_turn * width;
-    part.outputs.y_stride = apart ? 2 * width : outputs.stride();
-    if (apart) halves.resize(problem.rows * 2 * width);
-    Y* const to = apart ? halves.data() : y + column;
-    part.bias = biases_of(problem, column, width, both);
-    const int failed = multiply_any(part, x, static_cast<const W*>(widened), to);
-    if (failed != 0) return failed;
-    for (int64_t half = 0; apart && half < 2 * problem.rows; ++half) {
-      Y* const row = y + half / 2 * outputs.stride() + half % 2 * outputs.part() + column;
-      std::copy_n(to + half * width, width, row);
-    }
-  }
-  return 0;
 }
 
 template <int bits>
@@ -313,7 +236,7 @@ QUIRE_API int quire_linear_tables_rows(const uint8_t* packed, const float* table
       W* panel = static_cast<W*>(
           thread_scratch<Widened>(panel_elements(depth) * static_cast<int64_t>(sizeof(W))));
       if (panel == nullptr) return failed.store(2);
-      widen(matrix, rows[i] / kWidth, panel);
+      widen(&matrix, rows[i] / kWidth, panel);
       unpack_row(panel, depth, rows[i] % kWidth, static_cast<W*>(out) + i * depth);
     });
   });
@@ -336,18 +259,9 @@ QUIRE_API int quire_linear_tables(const void* x, int64_t x_stride, const uint8_t
   using namespace quire::linear;
   const Matrix matrix{packed, tables, ends, places, added, blocks, block_size, own_tables};
   const Problem problem{rows, {outputs, gate, y_stride}, matrix.depth(), x_stride, bias, team};
-  int failed = 0, unknown = 0;
-  const int unknown_weight = dispatch(static_cast<DType>(weight_dtype), [&](auto* weight_tag) {
-    using W = std::remove_pointer_t<decltype(weight_tag)>;
-    const Widen<W> widen = widen_by<W>(bits, own_tables);
-    if (widen == nullptr) return static_cast<void>(failed = kUnknown);
-    unknown = dispatch_result(x_dtype, y_dtype, [&](auto* x_tag, auto* y_tag) {
-      using E = std::remove_pointer_t<decltype(x_tag)>;
-      using Y = std::remove_pointer_t<decltype(y_tag)>;
-      failed = multiply_widened(problem, matrix, widen, static_cast<const E*>(x),
-                                static_cast<Y*>(y));
-    });
-  });
-  return unknown_weight != 0 ? unknown_weight : unknown != 0 ? unknown : failed;
+  const Widening widening{&matrix, widen_by<float>(bits, own_tables),
+                          widen_by<bf16>(bits, own_tables), widen_by<fp16>(bits, own_tables)};
+  if (widening.to_float32 == nullptr) return kUnknown;
+  return multiply_widened(problem, widening, 1, weight_dtype, x_dtype, y_dtype, x, y);
 }
 QUIRE_REPLAYABLE(quire_linear_tables)

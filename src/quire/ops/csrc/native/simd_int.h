@@ -30,6 +30,7 @@ QUIRE_INLINE vi repeat_byte(vi x) {
 QUIRE_INLINE vi max_int(vi a, vi b) { return (vi)_mm512_max_epi32((raw)a, (raw)b); }
 QUIRE_INLINE vi and_int(vi a, vi b) { return (vi)_mm512_and_si512((raw)a, (raw)b); }
 QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm512_slli_epi32((raw)x, n); }
+QUIRE_INLINE vi shift_right(vi x, int n) { return (vi)_mm512_srli_epi32((raw)x, n); }
 QUIRE_INLINE vi or_int(vi a, vi b) { return (vi)_mm512_or_si512((raw)a, (raw)b); }
 // Loads a table of 16 bytes. look_up() takes entries by the lowest 4 bits of every byte; its other
 // bits must be zero.
@@ -94,6 +95,7 @@ QUIRE_INLINE void store_int(void* p, vi x) {
 }
 QUIRE_INLINE vi or_int(vi a, vi b) { return (vi)_mm256_or_si256((raw)a, (raw)b); }
 QUIRE_INLINE vi shift_left(vi x, int n) { return (vi)_mm256_slli_epi32((raw)x, n); }
+QUIRE_INLINE vi shift_right(vi x, int n) { return (vi)_mm256_srli_epi32((raw)x, n); }
 QUIRE_INLINE vi load_table(const int8_t* p) {
   return (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }

@@ -13,7 +13,7 @@ from quire.ops.linear.int8.panels import pad_columns
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.cpu_matrix import CpuMatrix
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import packed_columns, pointer
+from quire.ops.native.cpu_provider import packed_columns, pointer, weight_code
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -35,6 +35,7 @@ def _pack(
     *,
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
+    activation_bits: int = 8,
 ) -> CpuMatrix:
     num_blocks, block_size = check_arguments(weight, bias, gate)
     kind, outputs = weight.kind, len(weight.codes)
@@ -61,4 +62,5 @@ def _pack(
         depth=depth,
         dtype=dtype,
         gate=gate,
+        codes=[weight_code(activation_bits, dtype)],
     )

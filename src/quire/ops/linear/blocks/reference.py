@@ -10,9 +10,11 @@ from quire.ops.linear.blocks.contract import (
     pack_scales,
     quantize_groups,
 )
+from quire.ops.linear.plain.contract import PackedMatrix
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.plain.widened import WidenedMatrix
 
-__all__ = ["PlainBlockMatrix"]
+__all__ = ["PlainBlockMatrix", "linear_blocks"]
 
 
 class PlainBlockMatrix:
@@ -57,3 +59,18 @@ class PlainBlockMatrix:
         numbers = Blocks(self.weight.kind, *chosen).numbers()  # type: ignore[arg-type]
         numbers *= self.power[ids.flatten()].unsqueeze(-1)
         return numbers.view(*ids.shape, -1).to(self.dtype)
+
+
+def linear_blocks(
+    weight: Blocks,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
+    activation_bits: int = 8,
+) -> PackedMatrix:
+    """Contract in `quire.ops.linear.blocks`."""
+    if activation_bits == 8:
+        return PlainBlockMatrix(weight, bias, dtype=dtype, gate=gate)
+    stored = PlainBlockMatrix(weight)
+    return WidenedMatrix(stored, len(weight.codes), bias, dtype=dtype, gate=gate)

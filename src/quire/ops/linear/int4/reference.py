@@ -10,10 +10,12 @@ from quire.ops.linear.int8.activations import (
     quantize_rows,
     scales_of_rows,
 )
+from quire.ops.linear.plain.contract import PackedMatrix
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.plain.widened import WidenedMatrix
 from quire.ops.linear.rotate.reference import rotate
 
-__all__ = ["PlainInt4Matrix"]
+__all__ = ["PlainInt4Matrix", "linear_int4"]
 
 
 class PlainInt4Matrix:
@@ -72,3 +74,21 @@ class PlainInt4Matrix:
         scale = self.scale[ids].float() * self.power[ids].unsqueeze(-1)
         grouped = self.weight[ids].float().unflatten(-1, (-1, self.group_size))
         return rotate((grouped * scale.unsqueeze(-1)).flatten(-2), self.rotation).to(self.dtype)
+
+
+def linear_int4(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
+    rotation: int = 1,
+    activation_bits: int = 8,
+) -> PackedMatrix:
+    """Contract in `quire.ops.linear.int4`."""
+    if activation_bits == 8:
+        return PlainInt4Matrix(weight, scale, zero, bias, dtype=dtype, gate=gate, rotation=rotation)
+    stored = PlainInt4Matrix(weight, scale, zero)
+    return WidenedMatrix(stored, len(weight), bias, dtype=dtype, gate=gate, rotation=rotation)

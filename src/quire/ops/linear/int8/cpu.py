@@ -11,7 +11,7 @@ from quire.ops.linear.int8.contract import check_arguments
 from quire.ops.linear.int8.panels import PartialPanels, pad_columns
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.native.binding import NativeLibrary
-from quire.ops.native.cpu_provider import packed_columns
+from quire.ops.native.cpu_provider import packed_columns, weight_code
 from quire.ops.native.weight_arena import WeightArena
 from quire.ops.pointwise.activation.cpu import gate_code
 
@@ -36,6 +36,7 @@ def _pack(
     dtype: torch.dtype = torch.float32,
     gate: str | None = None,
     rotation: int = 1,
+    activation_bits: int = 8,
 ) -> PartialPanels:
     check_arguments(weight, scale, bias, gate, rotation)
     outputs, depth = weight.shape
@@ -58,4 +59,5 @@ def _pack(
         depth=depth,
         dtype=dtype,
         gate=gate,
+        codes=[weight_code(activation_bits, dtype)],
     )

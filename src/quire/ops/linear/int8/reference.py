@@ -10,10 +10,12 @@ from quire.ops.linear.int8.activations import (
     scales_of_rows,
 )
 from quire.ops.linear.int8.contract import check_arguments
+from quire.ops.linear.plain.contract import PackedMatrix
 from quire.ops.linear.plain.reference import gated
+from quire.ops.linear.plain.widened import WidenedMatrix
 from quire.ops.linear.rotate.reference import rotate
 
-__all__ = ["PlainInt8Matrix"]
+__all__ = ["PlainInt8Matrix", "linear_int8"]
 
 EXACT_DEPTH = 1024
 """Sums of this many products of two 8-bit integers stay below 2**24, so float32 is exact."""
@@ -67,3 +69,20 @@ class PlainInt8Matrix:
         ids = ids.long()
         rotated = self.weight[ids].float() * self.scale[ids].unsqueeze(-1)
         return rotate(rotated, self.rotation).to(self.dtype)
+
+
+def linear_int8(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gate: str | None = None,
+    rotation: int = 1,
+    activation_bits: int = 8,
+) -> PackedMatrix:
+    """Contract in `quire.ops.linear.int8`."""
+    if activation_bits == 8:
+        return PlainInt8Matrix(weight, scale, bias, dtype=dtype, gate=gate, rotation=rotation)
+    stored = PlainInt8Matrix(weight, scale)
+    return WidenedMatrix(stored, len(weight), bias, dtype=dtype, gate=gate, rotation=rotation)

@@ -10,7 +10,7 @@ from quire.errors import EngineError
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
 
-__all__ = ["LEAST_ROTATION", "check_rotation", "make_inputs", "rotate"]
+__all__ = ["LEAST_ROTATION", "check_rotation", "make_inputs", "rotate", "rotation_part"]
 
 LEAST_ROTATION = 16
 """Fewest numbers of a rotated block."""
@@ -25,6 +25,13 @@ def check_rotation(rotation: int, inputs: int) -> None:
             f"{inputs} inputs cannot be rotated in blocks of {rotation}: a block has 1 of them, or "
             f"a power of two from {LEAST_ROTATION} on that divides them."
         )
+
+
+def rotation_part(rotation: int) -> int:
+    """Return the power of two by which rotated inputs are divided, and their weights multiplied,
+    before both are rounded: the root of the block, or half of that. So they stay about as large as
+    they were."""
+    return 1 << (rotation.bit_length() - 1) // 2
 
 
 def rotate(x: torch.Tensor, block: int) -> torch.Tensor:
