@@ -111,7 +111,8 @@ def serving(
 
 @contextmanager
 def serving_by_command(tmp_path: Path, *flags: str) -> Iterator[Serving]:
-    """`quire serve` on a free port. tmp_path: folder of its temporary files."""
+    """`quire serve` on a free port. tmp_path: folder of its temporary files. It is killed at the end,
+    if it lives."""
     arguments = ("-m", "quire", "serve", "--port", "0", *flags)
     with _started(tmp_path, arguments, subprocess.DEVNULL) as server:
         yield server
@@ -134,26 +135,6 @@ def _started(tmp_path: Path, arguments: Sequence[str], stdout: int) -> Iterator[
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             server.end()
-
-
-@contextmanager
-def serving_by_command(tmp_path: Path, *flags: str) -> Iterator[Serving]:
-    """`quire serve` with these flags. It is killed at the end, if it lives."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", "--port", "0", *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    ) as process:
-        served = Serving(process)
-        try:
-            yield served
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            served.end()
 
 
 def children(pid: int) -> list[str]:
