@@ -111,8 +111,8 @@ def serving(
 
 @contextmanager
 def serving_by_command(tmp_path: Path, *flags: str) -> Iterator[Serving]:
-    """`quire serve` on a free port. tmp_path: folder of its temporary files. It is killed at the end,
-    if it lives."""
+    """`quire serve` on a free port. tmp_path: folder of its temporary files. It is killed at the
+    end, if it lives."""
     arguments = ("-m", "quire", "serve", "--port", "0", *flags)
     with _started(tmp_path, arguments, subprocess.DEVNULL) as server:
         yield server
