@@ -237,15 +237,18 @@ def test_one_front_begins_a_damaged_file_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: each front unlinks it, also the one that another has begun."""
-    read, fronts = kept._opened, threading.Barrier(2)
+    read, fronts, begun = kept._opened, threading.Barrier(2), threading.Event()
 
     def reads(path: Path, identity: str) -> Any:
         try:
-            return read(path, identity)
+            found = read(path, identity)
         except sqlite3.DatabaseError:
             with contextlib.suppress(threading.BrokenBarrierError):
-                fronts.wait(0.5)  # for another one that has seen the damage
+                if fronts.wait(1.0):  # another one has seen the damage too
+                    begun.wait(WAIT_S)
             raise
+        begun.set()
+        return found
 
     async def work() -> None:
         (tmp_path / IDENTITY).mkdir()
