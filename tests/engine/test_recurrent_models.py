@@ -192,14 +192,6 @@ def test_settings_of_kv_are_refused_without_any(folder: Path, setting: str) -> N
         LLM(str(folder), skip_tokenizer_init=True, **{setting: value})
 
 
-def test_states_alone_do_not_go_to_a_disk(folder: Path, tmp_path: Path) -> None:
-    if "mamba2" not in folder.name:
-        pytest.skip("some layers have K/V")
-    with pytest.raises(ConfigError, match=r"kv_disk=.* no layer has K and V"):
-        LLM(str(folder), skip_tokenizer_init=True, kv_disk=str(tmp_path / "kv"))
-    assert not (tmp_path / "kv").exists()
-
-
 def test_int8_kv_serves(make: Maker, folder: Path) -> None:
     if "mamba2" in folder.name:
         pytest.skip("no layer has K/V")
@@ -209,9 +201,29 @@ def test_int8_kv_serves(make: Maker, folder: Path) -> None:
     assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
 
 
-def test_prefixes_cannot_be_pinned(make: Maker) -> None:
-    with pytest.raises(RequestError, match="recurrent states cannot be pinned"):
-        make().pin_prefix({"prompt_token_ids": prompt_of(40)})
+def test_a_pinned_prefix_is_there_after_a_flood(make: Maker) -> None:
+    """It keeps its blocks and its state while others fill both; tenants of all salts share it."""
+    llm, prefix = make(num_state_checkpoints=4, num_kv_blocks=64), prompt_of(100)
+    ends = [prompt_of(9), prompt_of(30)]
+    cold = tokens_of(generate(make(), [[*prefix, *end] for end in ends], 12))
+    pin = llm.pin_prefix({"prompt_token_ids": prefix})
+    for i in range(8):
+        generate(llm, [[50 + i, *prompt_of(90)]], 12)
+    for end, expected in zip(ends, cold, strict=True):
+        (found,) = generate(llm, [[*prefix, *end]], 12)
+        assert (found.num_cached_tokens, tokens_of([found])) == (96, [expected])
+    (held,) = llm.pinned_prefixes()
+    assert (held.key, held.hits) == (pin.key, 2)
+    assert llm.unpin_prefix(held)
+
+
+def test_pins_leave_half_of_the_checkpoints(make: Maker) -> None:
+    llm = make(num_state_checkpoints=3)
+    llm.pin_prefix({"prompt_token_ids": prompt_of(40)})
+    with pytest.raises(RequestError, match="of 3 at most half are for pins"):
+        llm.pin_prefix({"prompt_token_ids": [5, *prompt_of(40)]})
+    with pytest.raises(RequestError, match="of 0 at most half are for pins"):
+        make(enable_prefix_caching=False).pin_prefix({"prompt_token_ids": prompt_of(40)})
 
 
 def test_the_plan_states_their_bytes(make: Maker) -> None:

@@ -106,7 +106,8 @@ def pin_again(core: EngineCore, scheduler: Scheduler, pins: Sequence[KeptPin]) -
     K/V come from the disk; what is lost is computed. One that cannot be pinned is a warning."""
     state, guarded = scheduler.state, list[bytes]()
     for pin in pins:  # all of them, before the blocks of one evict those of another
-        guarded += state.prefixes.name_prompt(pin.salt, pin.token_ids, NO_EXTRAS)[1]
+        names = state.prefixes.name_prompt(pin.salt, pin.token_ids, NO_EXTRAS)[1]
+        guarded += state.kv.names_to_guard(names, len(pin.token_ids))
     state.kv.sources.guard(guarded)
     for pin in pins:
         key = prefix_key(pin.token_ids, pin.salt, is_shared=False)

@@ -50,13 +50,16 @@ class DiskStates:
     def _is_stored(self, name: bytes) -> bool:
         if not self._disk.num_held(self._group, [name]):
             return False
-        names = [part for _, part in self._names(name)]
-        return self._disk.num_held(self._group, names) == self.num_parts
+        return self._disk.num_held(self._group, self.names_of(name)) == self.num_parts
 
     def _names(self, name: bytes) -> list[BlockName]:
         first, size = int.from_bytes(name, "little"), 1 << (8 * len(name))
         numbers = ((first + i) % size for i in range(self.num_parts))
         return [(self._group, number.to_bytes(len(name), "little")) for number in numbers]
+
+    def names_of(self, name: bytes) -> list[bytes]:
+        """Return the names of the parts of the state after the block with this name."""
+        return [part for _, part in self._names(name)]
 
     def touch(self, name: bytes) -> None:
         """Note a use of the state after the block with this name."""

@@ -319,12 +319,33 @@ class KVManager:
 
     # --- held sequences ------------------------------------------------------------------------
 
-    def hold(self, slot: int, num_tokens: int) -> SavedTables:
-        """Keep the blocks of a slot's first tokens after the slot has been freed."""
+    def state_within(self, names: Sequence[bytes], num_tokens: int) -> int | None:
+        """Return the checkpoint at the last place within so many tokens where a prefix can end, by
+        the names of their blocks; None if there is none."""
+        count = num_tokens // self.layout.hit_tokens * self.layout.hit_tokens // self.block_size
+        if self.states is None or not 0 < count <= len(names):
+            return None
+        return self.states.find(names[count - 1])
+
+    def names_to_guard(self, names: Sequence[bytes], num_tokens: int) -> list[bytes]:
+        """Return names of what a disk has of a prefix of so many tokens: blocks, and parts of the
+        state at the last place where the prefix can end."""
+        whole = list(names[: num_tokens // self.block_size])
+        step = self.layout.hit_tokens // self.block_size
+        if self.disk_states is not None and (last := whole[: len(whole) // step * step]):
+            whole += self.disk_states.names_of(last[-1])
+        return whole
+
+    def hold(self, slot: int, num_tokens: int, checkpoint: int | None = None) -> SavedTables:
+        """Keep the blocks of a slot's first tokens after the slot has been freed, and a checkpoint
+        (`state_within`)."""
         tables = self._tables.held_of_prefix(slot, num_tokens, num_tokens - 1)
         first = tuple(first for first, _ in tables)
-        held = SavedTables(num_tokens, first, tuple(tuple(blocks) for _, blocks in tables))
+        blocks = tuple(tuple(blocks) for _, blocks in tables)
+        held = SavedTables(num_tokens, first, blocks, checkpoint)
         self.pool.share(held.all_blocks())
+        if self.states is not None and checkpoint is not None:
+            self.states.hold(checkpoint)
         self._shares_tail[slot] = True
         self._held.add(held)
         return held
@@ -332,6 +353,8 @@ class KVManager:
     def release_held(self, held: SavedTables) -> None:
         self._held.remove(held)
         self._release_backwards(held.all_blocks())
+        if self.states is not None and held.checkpoint is not None:
+            self.states.let_go(held.checkpoint)
 
     # --- publishing ----------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class StatePool:
         self._num_loads = [0] * num_checkpoints
         self._worth = [0] * num_checkpoints
         self._base = 0  # the worth of what was replaced last
-        self._held: dict[int, int] = {}  # number of moves that read a checkpoint
+        self._held: dict[int, int] = {}  # number of moves and pins that need a checkpoint
 
     @property
     def num_used(self) -> int:

@@ -98,7 +98,7 @@ class Scheduler:
         self.flight = flight or FlightRecorder()
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
-        pins = PinnedPrefixes(kv)
+        pins = PinnedPrefixes(kv, is_cache_on=enable_prefix_caching)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
         roster = Roster(queue)
         self.state = state = SchedulerState(
