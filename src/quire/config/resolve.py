@@ -17,6 +17,7 @@ from quire.config.device import (
     choose_seqs,
     choose_step_tokens,
 )
+from quire.config.kv_disk.sizes import stored_sizes
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import (
@@ -130,7 +131,7 @@ def resolve(
     if settings.rank_invariant:
         check_rank_invariant(settings, spec, platform)
     if settings.tensor_parallel_size > 1:
-        check_ranks(settings, spec, platform, has_draft_model=draft is not None)
+        check_ranks(settings, spec, platform, has_draft_model=bool(draft and not draft.is_cut))
     dtype = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype[0])
     draft = None if draft is None else draft.with_dtype(dtype[0])

@@ -100,9 +100,14 @@ class DiskIndex:
 
     # --- loads ---------------------------------------------------------------------------------
 
+    @property
+    def offers_loads(self) -> bool:
+        """False while loads stall, and for files of other weights."""
+        return not self._is_retired and MoveKind.LOAD not in self._stalled.values()
+
     def num_held(self, group: int, names: Sequence[bytes]) -> int:
         """Return the count as in `BlockSource`. 0 while loads stall."""
-        if self._is_retired or MoveKind.LOAD in self._stalled.values():
+        if not self.offers_loads:
             return 0
         count = 0
         for name in names:

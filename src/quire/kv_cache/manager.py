@@ -99,6 +99,7 @@ class KVManager:
             self.ticket_numbers,
             self._unsettled,
             disk,
+            has_bytes=layout.page_bytes > 0,
         )
         self.disk = disk
         self.disk_states: DiskStates | None = None
