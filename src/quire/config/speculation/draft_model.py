@@ -35,6 +35,7 @@ class DraftModel:
     folder: Path
     spec: ModelSpec
     checkpoint: Checkpoint | None
+    is_cut = False
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class DraftModel:
 
 
 Draft = DraftModel | DraftHeads | MTPDraft
-"""Weights that guess tokens."""
+"""Weights that guess tokens. `is_cut`: whether ranks share them."""
 
 
 def draft_folder(settings: EngineSettings) -> Path | None:

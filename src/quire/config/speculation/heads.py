@@ -64,6 +64,7 @@ class DraftHeads:
     target: ModelSpec
     eagle: EagleSpec | None
     num_drafts: int
+    is_cut = False
 
     @property
     def name(self) -> str:
