@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.notices import BlockName
@@ -85,7 +84,7 @@ class DiskStates:
         slots = self._disk.load(blocks, ticket)
         pairs = zip(slots, blocks, strict=True)
         parts = [
-            replace(self._disk.saved(slot, block), depth=i) for i, (slot, block) in enumerate(pairs)
+            self._disk.saved(slot, block)._replace(depth=i) for i, (slot, block) in enumerate(pairs)
         ]
         self._move(MoveKind.LOAD, ticket, checkpoint, slots, parts)
 
