@@ -203,6 +203,12 @@ def test_the_state_of_a_pin_is_the_last_to_leave_the_disk(make: Maker, tmp_path:
     assert found.num_cached_tokens == 192
 
 
+def test_the_plan_says_what_the_disk_holds(make: Maker, model: Path) -> None:
+    reasons = {each.name: each.reason for each in make().engine.resolved.decisions}
+    held = "recurrent states in" if "mamba2" in model.name else "tokens in"
+    assert held in reasons["kv_disk"]
+
+
 def test_without_checkpoints_it_is_refused(make: Maker) -> None:
     with pytest.raises(ConfigError, match="num_state_checkpoints is 0"):
         make(num_state_checkpoints=0)

@@ -333,15 +333,24 @@ def test_a_state_that_a_lost_step_should_have_kept_is_not_found(depth: int) -> N
     assert simulation.done["states_loaded"] == 1
 
 
-def test_sequences_with_states_are_computed_again_and_never_swapped() -> None:
-    setup = Setup(num_blocks=14, num_host_blocks=100, max_num_seqs=6, recovery_costs=ALWAYS_SWAP)
-    for num_checkpoints, is_swapped in ((None, True), (4, False)):
-        simulation = Simulation(Setup(**{**vars(setup), "num_checkpoints": num_checkpoints}))
-        for i in range(6):
-            simulation.add([i] * 5, max_tokens=14)
-        simulation.drain()
-        assert simulation.scheduler.stats().preempted_total > 0
-        assert (simulation.done["blocks_swapped_out"] > 0) == is_swapped
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("num_checkpoints", [0, 1, 2, 12])
+def test_swapped_sequences_go_on_from_their_states(
+    depth: int, breaks: bool, num_checkpoints: int
+) -> None:
+    """Turns red when a state is kept in a checkpoint that an entering row still has to load, or one
+    of another tenant of the slot. Where all checkpoints are taken, groups are computed again."""
+    setup = Setup(
+        depth=depth, num_blocks=14, num_host_blocks=100, max_num_seqs=6, breaks=float(breaks),
+        recovery_costs=ALWAYS_SWAP, num_checkpoints=num_checkpoints, ticket_steps=(0, 2, 1),
+    )  # fmt: skip
+    simulation = Simulation(setup)
+    for i in range(6):
+        simulation.add([i] * 5, max_tokens=14, n=2 if i == 3 else 1)
+    simulation.drain()
+    assert simulation.scheduler.stats().preempted_total > 0
+    assert (simulation.done["blocks_swapped_out"] > 0) == (num_checkpoints > 0)
 
 
 GUESSES = pytest.mark.parametrize("guesses", ["any", "wrong", "right", "methods", "model"])

@@ -141,9 +141,15 @@ def test_chunks_and_preemption_change_no_bit(make: Maker, depth: int) -> None:
     for tokens in (9, 17, 50):
         chunked = make(depth=depth, max_num_batched_tokens=tokens)
         assert answers(chunked) == expected, f"chunks of {tokens}"
-    tight = make(depth=depth, num_kv_blocks=14, max_model_len=128)
+    few: dict[str, Any] = {"num_kv_blocks": 14, "max_model_len": 128}
+    tight = make(depth=depth, **few)
     assert answers(tight) == expected, "preempted"
     assert tight.engine.client.stats().preempted_total > 0
+    if not tight.engine.resolved.spec.has_kv:
+        return
+    swaps = make(depth=depth, preemption_mode="swap", swap_space="4MiB", **few)
+    assert answers(swaps) == expected, "swapped"
+    assert swaps.engine.client.stats().swapped_out_total > 0
 
 
 def test_beams_are_the_same_in_any_company(make: Maker) -> None:
@@ -175,12 +181,6 @@ def test_forks_take_the_state_along(make: Maker) -> None:
     tokens = [output.token_ids for output in forked.outputs]
     assert tokens == [output.token_ids for output in one_by_one.outputs]
     assert len({tuple(sample) for sample in tokens}) > 1
-
-
-def test_states_are_not_swapped(folder: Path) -> None:
-    settings: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 1}
-    with pytest.raises(ConfigError, match="recurrent states are not swapped"):
-        LLM(str(folder), skip_tokenizer_init=True, **settings)
 
 
 @pytest.mark.parametrize("setting", ["kv_cache_dtype", "kv_cache_memory", "swap_space"])

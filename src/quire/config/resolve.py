@@ -530,8 +530,8 @@ def _choose_recovery(settings: EngineSettings, spec: ModelSpec) -> tuple[str, st
     host's memory may be pinned."""
     if spec.whole_prompts:
         return settings.preemption_mode, "a prompt is computed whole"
-    if spec.states:
-        return "recompute", "recurrent states are not swapped; checkpoints shorten it"
+    if spec.states and settings.preemption_mode == "auto":
+        return "recompute", "checkpoints of recurrent states shorten it"
     if settings.preemption_mode != "auto":
         return settings.preemption_mode, "as asked"
     if not settings.swap_space:

@@ -88,9 +88,8 @@ class KVManager:
         self.prefixes = PrefixLookup(self.pool, self.pool, self.states, layout)
         self.ticket_numbers = count()
         self.transfers = Transfers(self.pool)
-        self.swaps = Swaps(
-            self._tables, self.block_size, self.pool, self.host, self._updates, self.transfers
-        )
+        tables = (self._tables, self.block_size, self.pool)
+        self.swaps = Swaps(*tables, self.host, self._updates, self.transfers, self.states)
         self.sources = Sources(
             self.pool,
             (*([self.host] if keeps_evicted and num_host_blocks else []), *sources),
@@ -232,6 +231,8 @@ class KVManager:
         """Return the changes since the last call; copy sources lose the reference held for the
         copy."""
         updates = self._updates.drain()
+        if self.states is not None:
+            self.states.plan_made()
         for block in updates.copy_src:
             self.pool.release(block)
         return updates

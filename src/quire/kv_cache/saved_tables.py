@@ -13,8 +13,8 @@ class SavedTables:
 
     num_tokens: tokens with K/V. first: index of the first block that the window of each layer group
     still needed. blocks: host or device blocks of each group from there on. checkpoint: checkpoint
-    of the recurrent state at the last place within these tokens where a prefix can end; None
-    without states, or if there is no such place.
+    of the recurrent state after these tokens, or in a pin at the last place within them where a
+    prefix can end; None without states, or if there is no such place.
     """
 
     num_tokens: int
