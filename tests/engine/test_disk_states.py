@@ -185,8 +185,10 @@ def test_a_pin_keeps_its_state(make: Maker) -> None:
     again.engine.client._core.check_invariants()  # type: ignore[attr-defined]
 
 
-def test_the_state_of_a_pin_is_the_last_to_leave_the_disk(make: Maker, tmp_path: Path) -> None:
+def test_the_state_of_a_pin_is_the_last_to_leave_the_disk(make: Maker, model: Path) -> None:
     """All of its parts, also those that no block has the name of."""
+    if "mamba2" in model.name:
+        pytest.skip("a tiny state has one part, and few fill no disk")
     llm = make(kv_disk_bytes=2**20)
     prefix = text_of(207)
     llm.pin_prefix({"prompt_token_ids": prefix})
