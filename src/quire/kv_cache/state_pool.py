@@ -91,7 +91,7 @@ class StatePool:
         self.release(checkpoint)
 
     def plan_made(self) -> None:
-        """What was to be loaded is in a plan."""
+        """Take in that a plan has all loads so far."""
         self._loading.clear()
 
     def _reserve(self, besides: Collection[int]) -> int | None:

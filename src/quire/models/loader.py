@@ -189,7 +189,7 @@ def _flat(tensor: TensorInfo, target: WeightTarget) -> TensorInfo:
 def match_layers(
     model: HasWeights, folder: Path, checkpoint: Checkpoint
 ) -> list[tuple[TensorInfo, WeightTarget]]:
-    """What on disk goes where in layers whose tensors `checkpoint` has. Errors as of
+    """Return what on disk goes where, for layers with the tensors of `checkpoint`. Errors as of
     `match_weights`."""
     return _match(_canonical_names(checkpoint, model), model, folder)
 

@@ -145,7 +145,7 @@ class Allocation:
         self, group: SequenceGroup, hits: list[PrefixHit], checkpoints: list[int | None]
     ) -> None:
         """Announce the admission to the plan, and the first one to the client too. hits: none for a
-        group that was swapped in. checkpoints: those of the states that its rows start from."""
+        group that was swapped in. checkpoints: checkpoints of its rows' first states."""
         for sequence, checkpoint in zip(group.sequences, checkpoints, strict=True):
             num_computed = int(self._state.table.num_computed[sequence.slot])
             self._state.builder.enter(sequence, num_computed, checkpoint)

@@ -63,7 +63,7 @@ def load_heads(
     collectives: Collectives,
 ) -> LoadedHeads:
     """Load heads of `target`, computed by the same operations. replaced: weights of the model's
-    checkpoint, by name, that take the place of those on disk. columns: those of the target's
+    checkpoint, by name, that take the place of those on disk. columns: columns of the target's
     layers. collectives: connection to ranks that share an MTP layer. Raises ConfigError if the
     files are of another layout."""
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)

@@ -24,8 +24,8 @@ class StoredSizes(NamedTuple):
 
 
 def stored_sizes(spec: ModelSpec, layout: KVLayout, num_ranks: int) -> StoredSizes:
-    """Return the sizes for a model. layout: that of all ranks, which have as many bytes each. A
-    rank may pad its share of each layer's state to a cache line."""
+    """Return the sizes for a model. layout: layout of all ranks together, which have equal parts.
+    A rank may pad its share of each layer's state to a cache line."""
     own = layout.of_rank(Shard(0, num_ranks))
     num_states = len(spec.states) + len(spec.wide_states)
     padding = num_states * STATE_ALIGNMENT if num_ranks > 1 else 0

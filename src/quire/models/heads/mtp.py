@@ -29,7 +29,7 @@ class MTPHead:
     def __init__(
         self, draft: MTPDraft, make: LayerFactory, target: HasMTP, columns: TokenColumns
     ) -> None:
-        """columns: those of the target's layers. Adapters of requests change no guess: tokens are
+        """columns: columns of the target's layers. Adapters of requests change no guess: tokens are
         looked up in the base model's table, and logits are of its head."""
         layer = draft.layer
         self._columns = columns
