@@ -132,6 +132,8 @@ class FakeEngine:
         prediction: Sequence[int] = (),
         adapter: AdapterRef | None = None,
         message_ends: Sequence[int] = (),
+        pin_seconds: float | None = None,
+        pin_is_shared: bool = False,
     ) -> list[int]:
         """prompt: token ids, or words of media. given: first token and end of each part of it that
         comes as media. is_whole: see `MediaSpan`, of all these."""
@@ -159,6 +161,8 @@ class FakeEngine:
             prediction_token_ids=np.array(prediction, np.int32),
             adapter=adapter,
             message_ends=np.array(message_ends, np.int32),
+            pin_seconds=pin_seconds,
+            pin_is_shared=pin_is_shared,
         )
         self.core.add(request)
         self._next_handle += n

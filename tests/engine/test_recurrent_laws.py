@@ -13,7 +13,7 @@ from quire.protocol.recovery import ALWAYS_SWAP
 from tests.engine.fake_engine import FakeEngine
 from tests.kv_cache.model import make_layout
 from tests.pairs import LAWS_BY_PAIRS
-from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup
+from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation
 
 pytestmark = LAWS_BY_PAIRS
@@ -333,15 +333,24 @@ def test_a_state_that_a_lost_step_should_have_kept_is_not_found(depth: int) -> N
     assert simulation.done["states_loaded"] == 1
 
 
-def test_sequences_with_states_are_computed_again_and_never_swapped() -> None:
-    setup = Setup(num_blocks=14, num_host_blocks=100, max_num_seqs=6, recovery_costs=ALWAYS_SWAP)
-    for num_checkpoints, is_swapped in ((None, True), (4, False)):
-        simulation = Simulation(Setup(**{**vars(setup), "num_checkpoints": num_checkpoints}))
-        for i in range(6):
-            simulation.add([i] * 5, max_tokens=14)
-        simulation.drain()
-        assert simulation.scheduler.stats().preempted_total > 0
-        assert (simulation.done["blocks_swapped_out"] > 0) == is_swapped
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("num_checkpoints", [0, 1, 2, 12])
+def test_swapped_sequences_go_on_from_their_states(
+    depth: int, breaks: bool, num_checkpoints: int
+) -> None:
+    """Turns red when a state is kept in a checkpoint that an entering row still has to load, or one
+    of another tenant of the slot. Where all checkpoints are taken, groups are computed again."""
+    setup = Setup(
+        depth=depth, num_blocks=14, num_host_blocks=100, max_num_seqs=6, breaks=float(breaks),
+        recovery_costs=ALWAYS_SWAP, num_checkpoints=num_checkpoints, ticket_steps=(0, 2, 1),
+    )  # fmt: skip
+    simulation = Simulation(setup)
+    for i in range(6):
+        simulation.add([i] * 5, max_tokens=14, n=2 if i == 3 else 1)
+    simulation.drain()
+    assert simulation.scheduler.stats().preempted_total > 0
+    assert (simulation.done["blocks_swapped_out"] > 0) == (num_checkpoints > 0)
 
 
 GUESSES = pytest.mark.parametrize("guesses", ["any", "wrong", "right", "methods", "model"])
@@ -387,7 +396,50 @@ def test_states_within_accepted_drafts_are_kept_under_their_names(depth: int, gu
     assert simulation.done["drafts"] > 0
 
 
-def test_a_prefix_with_a_state_is_not_pinned() -> None:
-    """Its blocks would stay, but nobody could start from them when the state is gone."""
-    simulation = Simulation(Setup(num_checkpoints=4, poison=POISON_OUTSIDE))
-    assert simulation.add([1, 2, 3], max_tokens=1, pin_seconds=5.0) == []
+@DEPTHS
+@BREAKS
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pinned_state_outlives_a_flood(depth: int, breaks: bool, is_shared: bool) -> None:
+    """Its blocks alone would be of no use: nobody could start from them when the state is gone."""
+    engine = chat(depth=depth, breaks=breaks, num_checkpoints=4)
+    (pin,) = engine.add(SYSTEM, max_tokens=1, pin_seconds=1e9, pin_is_shared=is_shared)
+    engine.run()
+    for i in range(8):
+        (handle,) = engine.add([200 + i, *range(200)])
+        engine.check({handle: ([200 + i, *range(200)], 0, 0)})
+    for salt in ("", "other"):
+        prompt = [*SYSTEM, 9, 8]
+        (handle,) = engine.add(prompt, salt=salt)
+        engine.check({handle: (prompt, 0, 0)})
+        assert engine.num_cached[handle] == 144 * (is_shared or not salt)
+    pins = engine.core._scheduler.state.pins  # pyright: ignore[reportPrivateUsage]
+    assert [each.hits for each in pins.list(engine.now)] == [2 if is_shared else 1]
+    assert pins.release(pin)
+    engine.core.check_invariants()
+
+
+@DEPTHS
+def test_a_pin_ends_with_the_state_where_others_go_on(depth: int) -> None:
+    """Also if it begins with a prefix that is cached up to close before its end; and a request that
+    says no more than the pin goes on from an earlier state."""
+    engine = chat(depth=depth, num_checkpoints=8)
+    for length in (144, 160, 170):
+        (handle,) = engine.add([*SYSTEM, *range(20)][:length], max_tokens=1, pin_seconds=1e9)
+        engine.run()
+        assert engine.finished[handle].reason is FinishReason.LENGTH
+    for length, cached in ((145, 144), (161, 160), (171, 160), (160, 144)):
+        prompt = [*SYSTEM, *range(30)][:length]
+        (handle,) = engine.add(prompt)
+        engine.check({handle: (prompt, 0, 0)})
+        assert engine.num_cached[handle] == cached
+
+
+def test_a_reset_leaves_pinned_states() -> None:
+    engine = chat(num_checkpoints=4)
+    engine.add(SYSTEM, max_tokens=1, pin_seconds=1e9)
+    engine.run()
+    engine.core.control(ResetPrefixCache(False), engine.now)
+    (handle,) = engine.add([*SYSTEM, 9])
+    engine.check({handle: ([*SYSTEM, 9], 0, 0)})
+    assert engine.num_cached[handle] == 144
+    engine.core.check_invariants()

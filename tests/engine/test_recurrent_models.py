@@ -141,9 +141,15 @@ def test_chunks_and_preemption_change_no_bit(make: Maker, depth: int) -> None:
     for tokens in (9, 17, 50):
         chunked = make(depth=depth, max_num_batched_tokens=tokens)
         assert answers(chunked) == expected, f"chunks of {tokens}"
-    tight = make(depth=depth, num_kv_blocks=14, max_model_len=128)
+    few: dict[str, Any] = {"num_kv_blocks": 14, "max_model_len": 128}
+    tight = make(depth=depth, **few)
     assert answers(tight) == expected, "preempted"
     assert tight.engine.client.stats().preempted_total > 0
+    if not tight.engine.resolved.spec.has_kv:
+        return
+    swaps = make(depth=depth, preemption_mode="swap", swap_space="4MiB", **few)
+    assert answers(swaps) == expected, "swapped"
+    assert swaps.engine.client.stats().swapped_out_total > 0
 
 
 def test_beams_are_the_same_in_any_company(make: Maker) -> None:
@@ -177,12 +183,6 @@ def test_forks_take_the_state_along(make: Maker) -> None:
     assert len({tuple(sample) for sample in tokens}) > 1
 
 
-def test_states_are_not_swapped(folder: Path) -> None:
-    settings: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 1}
-    with pytest.raises(ConfigError, match="recurrent states are not swapped"):
-        LLM(str(folder), skip_tokenizer_init=True, **settings)
-
-
 @pytest.mark.parametrize("setting", ["kv_cache_dtype", "kv_cache_memory", "swap_space"])
 def test_settings_of_kv_are_refused_without_any(folder: Path, setting: str) -> None:
     value = "int8" if setting == "kv_cache_dtype" else "1MiB"
@@ -190,14 +190,6 @@ def test_settings_of_kv_are_refused_without_any(folder: Path, setting: str) -> N
         pytest.skip("some layers have K/V")
     with pytest.raises(ConfigError, match=f"{setting}=.*no layer has K and V"):
         LLM(str(folder), skip_tokenizer_init=True, **{setting: value})
-
-
-def test_states_alone_do_not_go_to_a_disk(folder: Path, tmp_path: Path) -> None:
-    if "mamba2" not in folder.name:
-        pytest.skip("some layers have K/V")
-    with pytest.raises(ConfigError, match=r"kv_disk=.* no layer has K and V"):
-        LLM(str(folder), skip_tokenizer_init=True, kv_disk=str(tmp_path / "kv"))
-    assert not (tmp_path / "kv").exists()
 
 
 def test_int8_kv_serves(make: Maker, folder: Path) -> None:
@@ -209,9 +201,29 @@ def test_int8_kv_serves(make: Maker, folder: Path) -> None:
     assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
 
 
-def test_prefixes_cannot_be_pinned(make: Maker) -> None:
-    with pytest.raises(RequestError, match="recurrent states cannot be pinned"):
-        make().pin_prefix({"prompt_token_ids": prompt_of(40)})
+def test_a_pinned_prefix_is_there_after_a_flood(make: Maker) -> None:
+    """It keeps its blocks and its state while others fill both; tenants of all salts share it."""
+    llm, prefix = make(num_state_checkpoints=4, num_kv_blocks=64), prompt_of(100)
+    ends = [prompt_of(9), prompt_of(30)]
+    cold = tokens_of(generate(make(), [[*prefix, *end] for end in ends], 12))
+    pin = llm.pin_prefix({"prompt_token_ids": prefix})
+    for i in range(8):
+        generate(llm, [[50 + i, *prompt_of(90)]], 12)
+    for end, expected in zip(ends, cold, strict=True):
+        (found,) = generate(llm, [[*prefix, *end]], 12)
+        assert (found.num_cached_tokens, tokens_of([found])) == (96, [expected])
+    (held,) = llm.pinned_prefixes()
+    assert (held.key, held.hits) == (pin.key, 2)
+    assert llm.unpin_prefix(held)
+
+
+def test_pins_leave_half_of_the_checkpoints(make: Maker) -> None:
+    llm = make(num_state_checkpoints=3)
+    llm.pin_prefix({"prompt_token_ids": prompt_of(40)})
+    with pytest.raises(RequestError, match="of 3 at most half are for pins"):
+        llm.pin_prefix({"prompt_token_ids": [5, *prompt_of(40)]})
+    with pytest.raises(RequestError, match="of 0 at most half are for pins"):
+        make(enable_prefix_caching=False).pin_prefix({"prompt_token_ids": prompt_of(40)})
 
 
 def test_the_plan_states_their_bytes(make: Maker) -> None:

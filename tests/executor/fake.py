@@ -272,6 +272,7 @@ class FakeExecutor:
         self.tiers.drop_copies()
 
     def _compute_step(self, plan: StepPlan) -> _Computed:
+        self._states.stash(plan)
         self.tiers.copy_blocks(plan)
         self._rows.apply(plan)
         for row in plan.enter:

@@ -27,6 +27,12 @@ class FakeStates:
         self._states = self._noise(len(self._states))
         self._checkpoints = self._noise(len(self._checkpoints))
 
+    def stash(self, plan: StepPlan) -> None:
+        """Keep the states of rows that leave, before the plan is applied."""
+        pairs = zip(plan.stash_slot.tolist(), plan.stash_checkpoint.tolist(), strict=True)
+        for slot, checkpoint in pairs:
+            self._checkpoints[checkpoint] = self.read(slot)
+
     def enter(self, row: EnterRow) -> None:
         place = self._rows.read_state[row.slot]
         if row.checkpoint is None:

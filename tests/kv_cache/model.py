@@ -73,6 +73,8 @@ class PagedModel:
         self.num_tickets = 0
         self.entered: list[int] = []
         self.saving: dict[int, bytes] = {}  # slots whose state is kept after this step
+        self.leaving: dict[int, Content] = {}  # states of rows that leave, by checkpoint
+        self.returning: dict[int, int] = {}  # checkpoints of slots that come back with it
 
     @property
     def free_slots(self) -> list[int]:
@@ -170,6 +172,14 @@ class PagedModel:
 
     def _apply_updates(self) -> TableUpdates:
         updates = self.kv.drain()
+        for checkpoint in updates.stash_checkpoint:
+            self.checkpoints[checkpoint] = self.leaving[checkpoint]
+        self.leaving.clear()
+        for slot, checkpoint in self.returning.items():
+            state = self.checkpoints[checkpoint]
+            assert state is not None, "a state comes back that was never kept"
+            self.rows[slot].states[0] = state
+        self.returning.clear()
         assert len(set(updates.copy_dst)) == len(updates.copy_dst)
         assert not set(updates.copy_dst) & set(updates.copy_src)
         for src, dst in zip(updates.store_src, updates.store_dst, strict=True):
@@ -221,15 +231,16 @@ class PagedModel:
         self.rows[dst].states = list(row.states)
 
     def swap_out(self, slots: list[int]) -> bool:
-        """Return whether the host took all rows. Recurrent states do not go there."""
-        if self.kv.states is not None:
-            return False
+        """Return whether the host took all rows, and checkpoints their states."""
         computed = np.array([self.rows[slot].num_computed for slot in slots], np.int64)
         stored = self.kv.swaps.swap_out(np.array(slots, np.int64), computed)
         if stored is None:
             return False
         self.swapped.append([(self.rows[s], each) for s, each in zip(slots, stored, strict=True)])
-        for slot in slots:
+        for slot, each in zip(slots, stored, strict=True):
+            row = self.rows[slot]
+            if each.checkpoint is not None:
+                self.leaving[each.checkpoint], row.states = row.states[0], [(-1,), (-1,)]
             self.free(slot)
         return True
 
@@ -248,6 +259,9 @@ class PagedModel:
             tables = self.kv.tables(slot)
             row.tables = [{i: int(b) for i, b in enumerate(table)} for table in tables]
             self.rows[slot] = row
+        for slot, each in zip(slots, swapped, strict=True):
+            if each.checkpoint is not None:
+                self.returning[slot] = each.checkpoint
         counts = {
             slot: end - row.num_computed
             for slot, row, end in zip(slots, rows, ends, strict=True)

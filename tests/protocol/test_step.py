@@ -11,7 +11,7 @@ from quire.protocol.step import StepPlan
 
 FURTHER_COLUMNS = {
     "store_tier", "store_dst", "store_ticket", "copy_dst", "load_tier", "load_dst", "load_ticket",
-    "rewind_tokens", "start_fork_dst",
+    "rewind_tokens", "start_fork_dst", "stash_checkpoint",
     "append_token", "delta_tokens", "draft_token", "save_checkpoint", "save_drafts",
 }  # fmt: skip
 TABLES = {"table_group", "table_slot", "table_index", "table_block"}

@@ -479,7 +479,11 @@ class Simulation:
             assert (self.standing[drafted] == 1).all(), "inputs of a chunk would have to be kept"
             most = self.setup.max_num_seqs + FEWEST_DRAFTS
             assert len(drafted) + len(plan.draft_slot) <= most, "more drafts than are kept"
-            assert (plan.store_ticket != NO_TICKET).all(), "a sequence is swapped without its state"
+        is_swapped = (plan.store_ticket == NO_TICKET).any()
+        assert not is_swapped or self.setup.has_state == bool(len(plan.stash_slot))
+        assert np.isin(plan.stash_slot, plan.leave).all(), "the state of a row that stays"
+        stashed = plan.stash_checkpoint.tolist()
+        assert len(set(stashed)) == len(stashed), "two states in one checkpoint"
 
     def _check_prefill_limits(self) -> None:
         limits, table = self.setup.prefill_limits, self.scheduler.state.table

@@ -16,6 +16,7 @@ from quire.config.device import (
     choose_seqs,
     choose_step_tokens,
 )
+from quire.config.kv_disk.sizes import stored_sizes
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import (
@@ -45,7 +46,6 @@ from quire.config.resolved import ResolvedSettings
 from quire.config.rope import LongRopeScaling
 from quire.config.rules import Case, check_rules
 from quire.config.settings import EngineSettings
-from quire.config.shard import Shard
 from quire.config.speculation.draft_model import Draft
 from quire.errors import ConfigError
 from quire.platform import Platform
@@ -128,7 +128,7 @@ def resolve(
     if settings.rank_invariant:
         check_rank_invariant(settings, spec, platform)
     if settings.tensor_parallel_size > 1:
-        check_ranks(settings, spec, platform, has_draft_model=draft is not None)
+        check_ranks(settings, spec, platform, has_draft_model=bool(draft and not draft.is_cut))
     dtype = choose_dtype(settings, spec, platform)
     spec = replace(spec, dtype=dtype[0])
     draft = None if draft is None else draft.with_dtype(dtype[0])
@@ -479,7 +479,6 @@ def _describe_disk(
     if settings.kv_disk is None:
         return ()
     refused = {
-        "no layer has K and V, and states go to a disk beside these alone": not spec.has_kv,
         "num_state_checkpoints is 0, without which nothing is found": (
             bool(spec.states or spec.wide_states) and settings.num_state_checkpoints == 0
         ),
@@ -495,8 +494,14 @@ def _describe_disk(
                 f"kv_disk={settings.kv_disk!r} cannot be used: {reason}. Leave it out."
             )
     num_ranks = settings.tensor_parallel_size
-    block_bytes = num_ranks * layout.of_rank(Shard(0, num_ranks)).page_bytes
+    sizes = stored_sizes(spec, layout, num_ranks)
+    block_bytes = num_ranks * sizes.block_bytes
     count = settings.kv_disk_bytes // block_bytes
+    if not spec.has_kv:
+        states = f"{count // sizes.num_state_parts:,} recurrent states in {settings.kv_disk}"
+        size = format_bytes(sizes.num_state_parts * block_bytes)
+        reason = f"{states}; a hit reads one of {size} instead of computing"
+        return (Decision("kv_disk", format_bytes(settings.kv_disk_bytes), reason),)
     tokens = count // max(layout.blocks_for(layout.hit_tokens), 1) * layout.hit_tokens
     size = format_bytes(layout.blocks_for(1024) * block_bytes)
     reason = (
@@ -511,8 +516,8 @@ def _choose_recovery(settings: EngineSettings, spec: ModelSpec) -> tuple[str, st
     host's memory may be pinned."""
     if spec.whole_prompts:
         return settings.preemption_mode, "a prompt is computed whole"
-    if spec.states:
-        return "recompute", "recurrent states are not swapped; checkpoints shorten it"
+    if spec.states and settings.preemption_mode == "auto":
+        return "recompute", "checkpoints of recurrent states shorten it"
     if settings.preemption_mode != "auto":
         return settings.preemption_mode, "as asked"
     if not settings.swap_space:

@@ -153,13 +153,6 @@ RULES = (
         ),
     ),
     Rule(
-        lambda case: bool(case.spec.states) and case.settings.preemption_mode == "swap",
-        lambda case: (
-            f"preemption_mode='swap' with {case.spec.architecture}: recurrent states are "
-            "not swapped. Leave it out."
-        ),
-    ),
-    Rule(
         lambda case: case.spec.latent is not None and case.device != "cpu",
         lambda case: (
             f"{case.spec.architecture} on {case.device}: models with latent attention run on CPUs "

@@ -13,9 +13,8 @@ from quire.config.checkpoint import Checkpoint
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore, StoreFiles
 from quire.config.kv_disk.records import StoreHeader
-from quire.config.model_spec import STATE_ALIGNMENT
+from quire.config.kv_disk.sizes import StoredSizes, stored_sizes
 from quire.config.resolve import Resolved
-from quire.config.shard import Shard
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import RequestError
 from quire.kv_cache import NO_EXTRAS
@@ -68,15 +67,13 @@ def weights_digest(kv_disk: str, checkpoint: Checkpoint | None) -> bytes:
 
 
 def num_state_parts(resolved: Resolved) -> int:
-    """Return the number of blocks as long as a rank's recurrent state, 0 without states or K/V. A
-    rank may pad its share of each layer's state to a cache line."""
-    if not resolved.spec.has_kv:
-        return 0  # no block has a length, and `kv_disk` is refused
-    num_ranks, spec = resolved.settings.tensor_parallel_size, resolved.spec
-    layout = resolved.layout.of_rank(Shard(0, num_ranks))
-    num_states = len(spec.states) + len(spec.wide_states)
-    padding = num_states * STATE_ALIGNMENT if num_ranks > 1 else 0
-    return -(-(layout.state_bytes + padding) // layout.page_bytes)
+    """Return the number of slots that a rank's recurrent state takes; 0 without states."""
+    return _sizes(resolved).num_state_parts
+
+
+def _sizes(resolved: Resolved) -> StoredSizes:
+    num_ranks = resolved.settings.tensor_parallel_size
+    return stored_sizes(resolved.spec, resolved.layout, num_ranks)
 
 
 def open_store(
@@ -87,14 +84,14 @@ def open_store(
     the folder cannot be used."""
     settings = resolved.settings
     num_ranks = settings.tensor_parallel_size
-    layout = resolved.layout.of_rank(Shard(0, num_ranks))  # all ranks have as many bytes
+    block_bytes = _sizes(resolved).block_bytes
     identity = hashlib.blake2b(root, digest_size=32, person=b"quire store")
-    identity.update(repr((layout.page_bytes, num_ranks, computes_with)).encode())
+    identity.update(repr((block_bytes, num_ranks, computes_with)).encode())
     header = StoreHeader(
         identity=identity.hexdigest(),
         model=model,
-        block_bytes=layout.page_bytes,
-        slot_bytes=-(-layout.page_bytes // DISK_BLOCK) * DISK_BLOCK,
+        block_bytes=block_bytes,
+        slot_bytes=-(-block_bytes // DISK_BLOCK) * DISK_BLOCK,
         max_bytes=settings.kv_disk_bytes,
         num_ranks=num_ranks,
     )
@@ -106,7 +103,8 @@ def pin_again(core: EngineCore, scheduler: Scheduler, pins: Sequence[KeptPin]) -
     K/V come from the disk; what is lost is computed. One that cannot be pinned is a warning."""
     state, guarded = scheduler.state, list[bytes]()
     for pin in pins:  # all of them, before the blocks of one evict those of another
-        guarded += state.prefixes.name_prompt(pin.salt, pin.token_ids, NO_EXTRAS)[1]
+        names = state.prefixes.name_prompt(pin.salt, pin.token_ids, NO_EXTRAS)[1]
+        guarded += state.kv.names_to_guard(names, len(pin.token_ids))
     state.kv.sources.guard(guarded)
     for pin in pins:
         key = prefix_key(pin.token_ids, pin.salt, is_shared=False)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from quire.config.kv_disk.records import Records
@@ -55,7 +53,7 @@ class DiskIndex:
         self._patience = 0
         self._reading: dict[int, list[int]] = {}
         self._writing: dict[int, dict[BlockName, tuple[int, SavedBlock, int | None]]] = {}
-        self._coming = Counter[BlockName]()
+        self._coming = set[BlockName]()  # blocks of `_writing`
         self._void: set[int] = set()  # tickets of moves before everything was dropped
         self._stalled: dict[int, MoveKind] = {}  # by ticket of the move that ends a stall
         self._listeners: list[Listener] = []
@@ -100,9 +98,14 @@ class DiskIndex:
 
     # --- loads ---------------------------------------------------------------------------------
 
+    @property
+    def offers_loads(self) -> bool:
+        """False while loads stall, and for files of other weights."""
+        return not self._is_retired and MoveKind.LOAD not in self._stalled.values()
+
     def num_held(self, group: int, names: Sequence[bytes]) -> int:
         """Return the count as in `BlockSource`. 0 while loads stall."""
-        if self._is_retired or MoveKind.LOAD in self._stalled.values():
+        if not self.offers_loads:
             return 0
         count = 0
         for name in names:
@@ -203,9 +206,9 @@ class DiskIndex:
                     self._tree.let_go(above)
                 break
             self._tree.hold(slot)
-            worth = replace(block, value=self._tree.first_value())
+            worth = SavedBlock(*block[:4], value=self._tree.first_value())
             taken[index], writing[name] = (slot, worth), (slot, worth, above)
-            self._coming[name] += 1
+            self._coming.add(name)
         if writing:
             self._writing[ticket] = writing
         return taken
@@ -242,9 +245,7 @@ class DiskIndex:
         is_wanted = ticket not in self._void
         self._void.discard(ticket)
         for name, (slot, block, above) in written.items():
-            self._coming[name] -= 1
-            if not self._coming[name]:
-                del self._coming[name]
+            self._coming.remove(name)
             has_parent = not block.parent or self._tree.find(block.group, block.parent) is not None
             self._tree.let_go(slot)
             if slot in lost:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from quire.kv_cache.disk_index import DiskIndex
 from quire.kv_cache.notices import BlockName
@@ -50,13 +49,16 @@ class DiskStates:
     def _is_stored(self, name: bytes) -> bool:
         if not self._disk.num_held(self._group, [name]):
             return False
-        names = [part for _, part in self._names(name)]
-        return self._disk.num_held(self._group, names) == self.num_parts
+        return self._disk.num_held(self._group, self.names_of(name)) == self.num_parts
 
     def _names(self, name: bytes) -> list[BlockName]:
         first, size = int.from_bytes(name, "little"), 1 << (8 * len(name))
         numbers = ((first + i) % size for i in range(self.num_parts))
         return [(self._group, number.to_bytes(len(name), "little")) for number in numbers]
+
+    def names_of(self, name: bytes) -> list[bytes]:
+        """Return the names of the parts of the state after the block with this name."""
+        return [part for _, part in self._names(name)]
 
     def touch(self, name: bytes) -> None:
         """Note a use of the state after the block with this name."""
@@ -82,7 +84,7 @@ class DiskStates:
         slots = self._disk.load(blocks, ticket)
         pairs = zip(slots, blocks, strict=True)
         parts = [
-            replace(self._disk.saved(slot, block), depth=i) for i, (slot, block) in enumerate(pairs)
+            self._disk.saved(slot, block)._replace(depth=i) for i, (slot, block) in enumerate(pairs)
         ]
         self._move(MoveKind.LOAD, ticket, checkpoint, slots, parts)
 

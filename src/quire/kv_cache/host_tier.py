@@ -58,13 +58,17 @@ class HostTier:
         return count <= self._pool.num_available
 
     def save(
-        self, num_tokens: list[int], tables: list[list[tuple[int, list[int]]]]
+        self,
+        num_tokens: list[int],
+        tables: list[list[tuple[int, list[int]]]],
+        checkpoints: Sequence[int | None],
     ) -> tuple[list[SavedTables], dict[int, int]]:
-        """Host blocks for sequences given by their tokens and, per group, first index and device
-        blocks. What stands for them, and the host block of each device block. There is room."""
+        """Host blocks for sequences given by their tokens, per group first index and device blocks,
+        and the checkpoints of their states. What stands for them, and the host block of each device
+        block. There is room."""
         place: dict[int, int] = {}
         saved: list[SavedTables] = []
-        for tokens, groups in zip(num_tokens, tables, strict=True):
+        for tokens, groups, state in zip(num_tokens, tables, checkpoints, strict=True):
             for block in (block for _, blocks in groups for block in blocks):
                 if block in place:
                     self._pool.share([place[block]])
@@ -72,7 +76,7 @@ class HostTier:
                     place[block] = self._pool.allocate()
             first = tuple(first for first, _ in groups)
             blocks = tuple(tuple(place[block] for block in blocks) for _, blocks in groups)
-            saved.append(SavedTables(tokens, first, blocks))
+            saved.append(SavedTables(tokens, first, blocks, state))
         self._tables.update(saved)
         return saved, place
 

@@ -88,9 +88,8 @@ class KVManager:
         self.prefixes = PrefixLookup(self.pool, self.pool, self.states, layout)
         self.ticket_numbers = count()
         self.transfers = Transfers(self.pool)
-        self.swaps = Swaps(
-            self._tables, self.block_size, self.pool, self.host, self._updates, self.transfers
-        )
+        tables = (self._tables, self.block_size, self.pool)
+        self.swaps = Swaps(*tables, self.host, self._updates, self.transfers, self.states)
         self.sources = Sources(
             self.pool,
             (*([self.host] if keeps_evicted and num_host_blocks else []), *sources),
@@ -99,6 +98,7 @@ class KVManager:
             self.ticket_numbers,
             self._unsettled,
             disk,
+            has_bytes=layout.page_bytes > 0,
         )
         self.disk = disk
         self.disk_states: DiskStates | None = None
@@ -231,6 +231,8 @@ class KVManager:
         """Return the changes since the last call; copy sources lose the reference held for the
         copy."""
         updates = self._updates.drain()
+        if self.states is not None:
+            self.states.plan_made()
         for block in updates.copy_src:
             self.pool.release(block)
         return updates
@@ -319,12 +321,33 @@ class KVManager:
 
     # --- held sequences ------------------------------------------------------------------------
 
-    def hold(self, slot: int, num_tokens: int) -> SavedTables:
-        """Keep the blocks of a slot's first tokens after the slot has been freed."""
+    def state_within(self, names: Sequence[bytes], num_tokens: int) -> int | None:
+        """Return the checkpoint at the last place within so many tokens where a prefix can end, by
+        the names of their blocks; None if there is none."""
+        count = num_tokens // self.layout.hit_tokens * self.layout.hit_tokens // self.block_size
+        if self.states is None or not 0 < count <= len(names):
+            return None
+        return self.states.find(names[count - 1])
+
+    def names_to_guard(self, names: Sequence[bytes], num_tokens: int) -> list[bytes]:
+        """Return names of what a disk has of a prefix of so many tokens: blocks, and parts of the
+        state at the last place where the prefix can end."""
+        whole = list(names[: num_tokens // self.block_size])
+        step = self.layout.hit_tokens // self.block_size
+        if self.disk_states is not None and (last := whole[: len(whole) // step * step]):
+            whole += self.disk_states.names_of(last[-1])
+        return whole
+
+    def hold(self, slot: int, num_tokens: int, checkpoint: int | None = None) -> SavedTables:
+        """Keep the blocks of a slot's first tokens after the slot has been freed, and a checkpoint
+        (`state_within`)."""
         tables = self._tables.held_of_prefix(slot, num_tokens, num_tokens - 1)
         first = tuple(first for first, _ in tables)
-        held = SavedTables(num_tokens, first, tuple(tuple(blocks) for _, blocks in tables))
+        blocks = tuple(tuple(blocks) for _, blocks in tables)
+        held = SavedTables(num_tokens, first, blocks, checkpoint)
         self.pool.share(held.all_blocks())
+        if self.states is not None and checkpoint is not None:
+            self.states.hold(checkpoint)
         self._shares_tail[slot] = True
         self._held.add(held)
         return held
@@ -332,6 +355,8 @@ class KVManager:
     def release_held(self, held: SavedTables) -> None:
         self._held.remove(held)
         self._release_backwards(held.all_blocks())
+        if self.states is not None and held.checkpoint is not None:
+            self.states.let_go(held.checkpoint)
 
     # --- publishing ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["BlockName", "Listener", "Notice", "NoticeKind"]
 
@@ -18,8 +18,7 @@ class NoticeKind(enum.Enum):
     CLEARED = "cleared"
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A change of the names that one holder has.
 
     medium: the holder, such as "device". block: None when all names were cleared.

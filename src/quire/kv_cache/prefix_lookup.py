@@ -82,9 +82,10 @@ class PrefixLookup:
         names: names of the sequence's full blocks, `block_size` tokens each. held: blocks of a held
         sequence that this one starts with. Its full blocks are there whatever they are called, so
         that a tenant's own blocks behind a prefix that all share are found; if there are none, its
-        partly filled block is shared too.
+        partly filled block is shared too, unless the model has states. A held state is there in the
+        same way.
         """
-        hit = self._of_full_blocks(names, max_tokens, self._full_blocks(held))
+        hit = self._of_full_blocks(names, max_tokens, held)
         if held is None or min(held.num_tokens, max_tokens) <= hit.num_tokens:
             return hit
         return hit if self._states is not None else self._of_held(held, max_tokens)
@@ -112,8 +113,9 @@ class PrefixLookup:
         return count
 
     def _of_full_blocks(
-        self, names: Sequence[bytes], max_tokens: int, given: Sequence[dict[int, int]]
+        self, names: Sequence[bytes], max_tokens: int, held: SavedTables | None
     ) -> PrefixHit:
+        given = self._full_blocks(held)
         limit = self._whole(min(len(names), max_tokens // self._block_size))
         runs: dict[int, list[int]] = {}
         for group in self._full:
@@ -121,7 +123,7 @@ class PrefixLookup:
             limit = self._whole(len(runs[group]) * self._names_per_block[group])
         num_named = 0 if self._states is None else self._bound_of_windows(names, limit, given)
         while limit > 0:
-            bound = self._bound_of_states(names, self._bound_of_windows(names, limit, given))
+            bound = self._bound_of_states(names, self._bound_of_windows(names, limit, given), held)
             if bound == limit:
                 break
             limit = bound
@@ -137,9 +139,8 @@ class PrefixLookup:
             )
             for index, group in enumerate(self._groups)
         )
-        return PrefixHit(
-            num_tokens, blocks, self._checkpoint(names, limit), num_named * self._block_size
-        )
+        checkpoint = self._checkpoint(names, limit, held)
+        return PrefixHit(num_tokens, blocks, checkpoint, num_named * self._block_size)
 
     def _whole(self, num_names: int) -> int:
         """The largest length of a hit, in names, that is not above `num_names`."""
@@ -170,17 +171,24 @@ class PrefixLookup:
                     break
         return bound
 
-    def _bound_of_states(self, names: Sequence[bytes], num_names: int) -> int:
+    def _bound_of_states(
+        self, names: Sequence[bytes], num_names: int, held: SavedTables | None
+    ) -> int:
         """The longest prefix of up to `num_names` whose state is kept."""
         if self._states is None:
             return num_names
         lengths = range(num_names, 0, -self._names_per_hit)
-        return next((n for n in lengths if self._states.find(names[n - 1]) is not None), 0)
+        return next((n for n in lengths if self._checkpoint(names, n, held) is not None), 0)
 
-    def _checkpoint(self, names: Sequence[bytes], num_names: int) -> int | None:
+    def _checkpoint(
+        self, names: Sequence[bytes], num_names: int, held: SavedTables | None
+    ) -> int | None:
         if self._states is None or not num_names:
             return None
-        return self._states.find(names[num_names - 1])
+        pinned = None if held is None else held.checkpoint
+        if held is not None and num_names != self._whole(held.num_tokens // self._block_size):
+            pinned = None
+        return self._states.find(names[num_names - 1]) if pinned is None else pinned
 
     def _find(
         self, group: int, index: int, names: Sequence[bytes], given: Sequence[dict[int, int]]

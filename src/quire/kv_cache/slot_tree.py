@@ -52,7 +52,7 @@ class SlotTree:
         self._hits = np.zeros(num_slots, np.int64)
         self._parent = np.full(num_slots, NONE, np.int64)
         self._num_children = np.zeros(num_slots, np.int64)
-        self._held = np.zeros(num_slots, np.int64)
+        self._held = [0] * num_slots
         self._guarded = Counter[bytes]()  # by name
         self._heap: list[tuple[float, int]] = []
         self._age = 0.0

@@ -113,11 +113,16 @@ class Sources:
         ticket_numbers: Iterator[int],
         unsettled: Callable[[], Collection[int]],
         disk: DiskIndex | None = None,
+        *,
+        has_bytes: bool = True,
     ) -> None:
         """ticket_numbers: numbers for tickets that no group waits for. unsettled: returns blocks
-        whose publication may still be retracted. disk: the last source."""
+        whose publication may still be retracted. disk: the last source. has_bytes: whether blocks
+        hold anything. Those that do not are no more than names, which a disk need not keep: there
+        is a block for each name that a state on the disk stands behind."""
         self._pool = pool
         self._disk = disk
+        self.has_bytes = has_bytes
         self._sources: tuple[BlockSource, ...] = (*sources, *([] if disk is None else [disk]))
         self._transfers = transfers
         self._updates = updates
@@ -172,6 +177,8 @@ class Sources:
         return found
 
     def _num_held(self, group: int, names: Sequence[bytes]) -> int:
+        if self._disk is not None and not self.has_bytes:
+            return len(names) * self._disk.offers_loads
         return max((source.num_held(group, names) for source in self._sources), default=0)
 
     # --- loads ---------------------------------------------------------------------------------
@@ -192,6 +199,9 @@ class Sources:
         """Start to copy one of `parts` into fresh device blocks, for which there is room. No other
         load brings them. kept: device blocks that are not evicted before the ticket ends."""
         self._pool.share(kept)
+        if not self.has_bytes:
+            self._load_names(wanted, kept, ticket)
+            return
         rest = list(wanted)
         copies: list[tuple[int, int, BlockName]] = []
         for source in self._sources:  # before blocks are evicted, which takes places of sources
@@ -214,6 +224,14 @@ class Sources:
             self._updates.load(ticket, tier, place, block)
         self._transfers.start(ticket, [*blocks, *kept], ended)
 
+    def _load_names(self, wanted: Sequence[BlockName], kept: Sequence[int], ticket: int) -> None:
+        """Let fresh blocks without bytes come with an empty move."""
+        blocks = self._pool.allocate_many(len(wanted))
+        self._loads[ticket] = dict(zip(wanted, blocks, strict=True))
+        self._coming.update(dict.fromkeys(wanted, ticket))
+        self.beside.start(ticket, [*blocks, *kept], partial(self._loaded, ticket))
+        self.move(ticket, MoveKind.LOAD)
+
     def _loaded(self, ticket: int, lost: Collection[int]) -> None:
         """Publish the blocks of a load that arrived; whoever was to hold the others has not. Blocks
         behind a lost one are computed with it, so that all are saved again."""
@@ -231,7 +249,7 @@ class Sources:
                 for source in self._sources:
                     source.forget(name)
                 continue
-            self.totals.loaded += 1
+            self.totals.loaded += self.has_bytes
             if name[0] not in is_cut:
                 self._pool.publish(block, *name)
 
@@ -313,7 +331,7 @@ class Sources:
     @property
     def takes_settled(self) -> bool:
         """True if `settled` is to be told of blocks."""
-        return self._disk is not None and self._disk.takes_more
+        return self._disk is not None and self._disk.takes_more and self.has_bytes
 
     def settled(self, blocks: Sequence[tuple[int, SavedBlock]]) -> None:
         """Save blocks that are published for good, as far as the disk wants them."""

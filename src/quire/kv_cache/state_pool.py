@@ -8,6 +8,8 @@ only which states exist, and which checkpoint holds the state after which prefix
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quire.errors import EngineError
 
 __all__ = ["StatePool"]
@@ -24,7 +26,7 @@ class StatePool:
     goes.
 
     A plan loads checkpoints before it computes and saves them after it, so one that a plan loads
-    may be replaced in the same plan.
+    may be replaced in the same plan. But what it stashes is kept before it loads any.
     """
 
     def __init__(self, num_checkpoints: int) -> None:
@@ -36,7 +38,8 @@ class StatePool:
         self._num_loads = [0] * num_checkpoints
         self._worth = [0] * num_checkpoints
         self._base = 0  # the worth of what was replaced last
-        self._held: dict[int, int] = {}  # number of moves that read a checkpoint
+        self._loading = set[int]()  # by the next plan
+        self._held: dict[int, int] = {}  # number of moves and pins that need a checkpoint
 
     @property
     def num_used(self) -> int:
@@ -47,7 +50,8 @@ class StatePool:
         return self._index.get(name)
 
     def touch(self, checkpoint: int) -> None:
-        """Note that a sequence starts from a checkpoint."""
+        """Note that a sequence starts from a checkpoint with the next plan."""
+        self._loading.add(checkpoint)
         name = self._name[checkpoint]
         if name is not None:
             self._index[name] = self._index.pop(name)
@@ -66,14 +70,43 @@ class StatePool:
     def reserve(self) -> int | None:
         """A checkpoint that nobody finds until `give_name`; None if all others are such too, or
         held."""
-        if not self._free:
-            others = [each for each in self._index.values() if each not in self._held]
+        return self._reserve(())
+
+    def stash(self, count: int) -> list[int] | None:
+        """Checkpoints without names for so many states that the next plan keeps first of all. None,
+        and nothing changes but what is kept, if there are fewer that it does not load."""
+        found: list[int] = []
+        while len(found) < count:
+            checkpoint = self._reserve(self._loading)
+            if checkpoint is None:
+                for each in found:
+                    self.release(each)
+                return None
+            found.append(checkpoint)
+        return found
+
+    def unstash(self, checkpoint: int) -> None:
+        """Take back what `stash` gave. The next plan may load it."""
+        self._loading.add(checkpoint)
+        self.release(checkpoint)
+
+    def plan_made(self) -> None:
+        """Take in that a plan has all loads so far."""
+        self._loading.clear()
+
+    def _reserve(self, besides: Collection[int]) -> int | None:
+        """Return a checkpoint that is not one of `besides`, and let nobody find it."""
+        free = (each for each in reversed(self._free) if each not in besides)
+        checkpoint = next(free, None)
+        if checkpoint is None:
+            others = (each for each in self._index.values() if each not in self._held)
+            others = [each for each in others if each not in besides]
             if not others:
                 return None
-            least = min(others, key=self._worth.__getitem__)
-            self._base = self._worth[least]
-            self._forget(least)
-        checkpoint = self._free.pop()
+            checkpoint = min(others, key=self._worth.__getitem__)
+            self._base = self._worth[checkpoint]
+            self._forget(checkpoint)
+        self._free.remove(checkpoint)
         self._unnamed.add(checkpoint)
         return checkpoint
 

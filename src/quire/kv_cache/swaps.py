@@ -13,6 +13,7 @@ from quire.kv_cache.block_tables import BlockTables
 from quire.kv_cache.host_tier import HostTier
 from quire.kv_cache.pool import BlockPool
 from quire.kv_cache.saved_tables import SavedTables
+from quire.kv_cache.state_pool import StatePool
 from quire.kv_cache.table_updates import UpdateLog
 from quire.kv_cache.transfers import Transfers
 from quire.protocol.step import HOST_TIER
@@ -42,18 +43,22 @@ class Swaps:
         host: HostTier,
         updates: UpdateLog,
         transfers: Transfers,
+        states: StatePool | None,
     ) -> None:
-        """block_size: tokens that one name of a chain stands for."""
+        """block_size: tokens that one name of a chain stands for. states: checkpoints of recurrent
+        states; None if the model has none."""
         self._tables = tables
         self._block_size = block_size
         self._pool = pool
         self._host = host
         self._updates = updates
         self._transfers = transfers
+        self._states = states
 
     def swap_out(self, slots: Slots, num_tokens: Slots) -> list[SavedTables] | None:
         """Copy to the host what `slots` hold of their first `num_tokens` [R] tokens; they are still
-        to be freed. None, and nothing happens, if the host has no room for all of it."""
+        to be freed. Recurrent states, which are those after so many tokens, go to checkpoints.
+        None, and nothing happens, if there is no room for all of it."""
         tables = [
             self._tables.held_of_prefix(slot, count, count)
             for slot, count in zip(slots.tolist(), num_tokens.tolist(), strict=True)
@@ -62,10 +67,22 @@ class Swaps:
         awaits_copy = not distinct.isdisjoint(self._updates.pending.copy_dst)  # made after the swap
         if awaits_copy or not self._host.has_room(len(distinct)):
             return None
-        stored, place = self._host.save(num_tokens.tolist(), tables)
+        checkpoints = self._stash(slots)
+        if checkpoints is None:
+            return None
+        stored, place = self._host.save(num_tokens.tolist(), tables, checkpoints)
         for block, host in place.items():
             self._updates.store(block, HOST_TIER, host)
         return stored
+
+    def _stash(self, slots: Slots) -> Sequence[int | None] | None:
+        """Keep the states of slots that leave; None if there are too few checkpoints."""
+        if self._states is None:
+            return [None] * len(slots)
+        checkpoints = self._states.stash(len(slots))
+        for slot, checkpoint in zip(slots.tolist(), checkpoints or (), strict=False):
+            self._updates.stash_state(slot, checkpoint)
+        return checkpoints
 
     def num_blocks_to_swap_in(self, swapped: Sequence[SavedTables], ends: Sequence[int]) -> int:
         """Available blocks that go at most when these sequences come back, and grow to `ends`."""
@@ -116,8 +133,11 @@ class Swaps:
         return True
 
     def discard(self, swapped: SavedTables) -> None:
-        """Drop this sequence's K/V on the host."""
+        """Drop this sequence's K/V on the host, and its state: the next plan may still load that
+        one."""
         self._updates.forget_stores(HOST_TIER, set(self._host.release(swapped)))
+        if self._states is not None and swapped.checkpoint is not None:
+            self._states.unstash(swapped.checkpoint)
 
     def _fetch(
         self,

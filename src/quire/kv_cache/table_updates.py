@@ -14,6 +14,7 @@ __all__ = ["TableUpdates", "UpdateLog"]
 class TableUpdates:
     """Table entries that changed since the last drain, and the copies that must precede them:
     within the device, out to places of tiers (store_src is on the device) and in from them.
+    stash_slot, stash_checkpoint: slots that leave, and checkpoints for their recurrent states.
     save_slot, save_checkpoint, save_drafts: slots, checkpoints that keep their recurrent states
     after the next step, and the drafts that these states have seen."""
 
@@ -31,6 +32,8 @@ class TableUpdates:
     load_src: list[int] = field(default_factory=list[int])
     load_dst: list[int] = field(default_factory=list[int])
     load_ticket: list[int] = field(default_factory=list[int])
+    stash_slot: list[int] = field(default_factory=list[int])
+    stash_checkpoint: list[int] = field(default_factory=list[int])
     save_slot: list[int] = field(default_factory=list[int])
     save_checkpoint: list[int] = field(default_factory=list[int])
     save_drafts: list[int] = field(default_factory=list[int])
@@ -38,7 +41,8 @@ class TableUpdates:
     @property
     def has_rare(self) -> bool:
         """True if there is anything but table entries."""
-        return bool(self.copy_src or self.store_src or self.load_src or self.save_slot)
+        rare = (self.copy_src, self.store_src, self.load_src, self.stash_slot, self.save_slot)
+        return any(rare)
 
     def without_entries(self) -> TableUpdates:
         """Return updates with entries of their own and these lists of everything else."""
@@ -57,6 +61,8 @@ class TableUpdates:
             self.load_src,
             self.load_dst,
             self.load_ticket,
+            self.stash_slot,
+            self.stash_checkpoint,
             self.save_slot,
             self.save_checkpoint,
             self.save_drafts,
@@ -122,6 +128,14 @@ class UpdateLog:
             pending.store_ticket,
         ):
             column[:] = [column[i] for i in kept]
+
+    def stash_state(self, slot: int, checkpoint: int) -> None:
+        """Keep the state of a slot that leaves; what the same plan would have kept in the
+        checkpoint is not."""
+        pending = self.pending
+        pairs = zip(pending.stash_slot, pending.stash_checkpoint, strict=True)
+        kept = [*((each, of) for each, of in pairs if of != checkpoint), (slot, checkpoint)]
+        pending.stash_slot[:], pending.stash_checkpoint[:] = map(list, zip(*kept, strict=True))
 
     def save_state(self, slot: int, checkpoint: int, num_drafts: int = 0) -> None:
         """Keep a slot's state after `num_drafts` drafts; what the same plan would have kept in the

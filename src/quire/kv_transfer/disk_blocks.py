@@ -39,6 +39,10 @@ BUFFER_BYTES = 2**20
 speed."""
 
 
+NO_PARENT = bytes(16)
+"""Stands for the parent's name in the record of a block without one."""
+
+
 class _CancelledError(Exception):
     """The move has been cancelled."""
 
@@ -53,12 +57,14 @@ class _Running:
         self._done = done
         self._lock = threading.Lock()
 
-    def copy_out(self, index: int, target: Bytes) -> int:
-        """Copy block number `index` of the move to the first bytes of `target`. Return how many
-        there are."""
-        place, part = self._place(index)
+    def copy_out(self, run: range, targets: Bytes) -> list[int]:
+        """Copy blocks of the move to the first bytes of `targets` [N, slot_bytes] each. Return how
+        many there are of each."""
+        places = self.move.blocks[run.start : run.stop].tolist()
+        parts = [self.move.names[index].depth for index in run]
         with self._lock:
-            return self._pool().copy_out(place, part, target)
+            copy_out = self._pool().copy_out
+            return [copy_out(*each) for each in zip(places, parts, targets, strict=True)]
 
     def copy_in(self, index: int, source: Bytes) -> None:
         """Copy the first bytes of `source` to block number `index` of the move."""
@@ -213,12 +219,14 @@ class DiskBlocks:
             written += self._save_run(running, run, records)
         if not written:
             return slots
-        names = [move.names[index] for index in written]
+        fields = zip(*(move.names[index] for index in written), strict=True)
+        groups, names, parents, depths, values, hits = fields
         records = records[written]
-        records["name"] = [np.void(each.name) for each in names]
-        records["parent"] = [np.void(each.parent.ljust(16, b"\0")) for each in names]
-        for field in ("group", "depth", "value", "hits"):
-            records[field] = [getattr(each, field) for each in names]
+        records["name"] = np.frombuffer(b"".join(names), "V16")
+        parents = b"".join(each or NO_PARENT for each in parents)
+        records["parent"] = np.frombuffer(parents, "V16")
+        records["group"], records["depth"] = groups, depths
+        records["value"], records["hits"] = values, hits
         records["seal"] = seal(records)
         kept = set(self._write_records([slots[index] for index in written], records))
         return [slot for slot in slots if slot not in kept]
@@ -246,11 +254,15 @@ class DiskBlocks:
             raise OSError("the engine ends")
         self._check_room(first + len(run) - 1)
         buffer = self._buffer(MoveKind.SAVE)[: len(run) * self._slot_bytes]
-        for index, slot in zip(run, buffer.reshape(len(run), self._slot_bytes), strict=True):
-            num_bytes = running.copy_out(index, slot)
-            slot[num_bytes:] = 0
-            records["num_bytes"][index] = num_bytes
-            records["checksum"][index] = zlib.crc32(slot[:num_bytes].data)
+        slots = buffer.reshape(len(run), self._slot_bytes)
+        sizes = running.copy_out(run, slots)
+        checksums: list[int] = []
+        for slot, size in zip(slots, sizes, strict=True):
+            if size < self._slot_bytes:
+                slot[size:] = 0
+            checksums.append(zlib.crc32(slot[:size].data))
+        own = records[run.start : run.stop]
+        own["num_bytes"], own["checksum"] = sizes, checksums
         self._slots.write([buffer.data], first * self._slot_bytes)
         self._num_stored = max(self._num_stored, first + len(run))
 

@@ -44,6 +44,8 @@ __all__ = [
     "LoadFormat",
     "check_replacements",
     "fill_model",
+    "fill_with_noise",
+    "match_layers",
     "load_model",
     "load_tower",
     "match_weights",
@@ -98,13 +100,7 @@ def load_model(
     create, others = find_model(spec.architecture), replaced or {}
     if load_format == "dummy":
         model = create(spec, factory)
-        targets = dict(_layer_by_layer(model.weight_map.targets(model).items()))
-        drawn = dummy_weights(targets, getattr(torch, spec.dtype), seed)
-        named = zip(targets, drawn, strict=True)
-        weights = (
-            (target, target.part_of(others.get(name, tensor))) for name, (target, tensor) in named
-        )
-        _fill(targets.values(), weights)
+        fill_with_noise(model, getattr(torch, spec.dtype), seed, others)
         return model
     checkpoint = read_checkpoint(folder)
     model, plan = match_weights(spec, folder, factory, checkpoint)
@@ -112,6 +108,18 @@ def load_model(
     weights = read_weights(plan, checkpoint.files, dtype, progress=progress, replaced=others)
     _fill((target for _, target in plan), weights)
     return model
+
+
+def fill_with_noise(
+    model: HasWeights, dtype: torch.dtype, seed: int, replaced: Mapping[str, torch.Tensor]
+) -> None:
+    """Fill layers with random numbers. Arguments as of `load_model`."""
+    targets = dict(_layer_by_layer(model.weight_map.targets(model).items()))
+    named = zip(targets, dummy_weights(targets, dtype, seed), strict=True)
+    weights = (
+        (target, target.part_of(replaced.get(name, tensor))) for name, (target, tensor) in named
+    )
+    _fill(targets.values(), weights)
 
 
 def fill_model(
@@ -123,7 +131,7 @@ def fill_model(
 ) -> None:
     """Fill layers from `checkpoint`, whose tensors are those of these layers. Other arguments and
     errors as of `load_model`."""
-    plan = _match(_canonical_names(checkpoint, model), model, folder)
+    plan = match_layers(model, folder, checkpoint)
     weights = read_weights(plan, checkpoint.files, dtype, progress=False, replaced=replaced)
     _fill((target for _, target in plan), weights)
 
@@ -182,6 +190,14 @@ def _flat(tensor: TensorInfo, target: WeightTarget) -> TensorInfo:
             "limit_mm_per_prompt={'image': 0}"
         )
     return replace(tensor, shape=shape)
+
+
+def match_layers(
+    model: HasWeights, folder: Path, checkpoint: Checkpoint
+) -> list[tuple[TensorInfo, WeightTarget]]:
+    """Return what on disk goes where, for layers with the tensors of `checkpoint`. Errors as of
+    `match_weights`."""
+    return _match(_canonical_names(checkpoint, model), model, folder)
 
 
 def match_weights(

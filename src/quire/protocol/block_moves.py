@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.protocol.step import IntArray, no_ints
 
@@ -20,9 +21,8 @@ class MoveKind(enum.Enum):
     CLEAR = "clear"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBlock:
-    """A block under its name, as a record keeps it.
+class SavedBlock(NamedTuple):
+    """A block under its name, as a record keeps it. A tuple, since each new block has one or two.
 
     group: number of the layer group. parent: name of the block before it in its prompt; empty if it
     is the first, or its group's blocks stand for themselves. depth: index in its prompt; 0 without

@@ -192,6 +192,8 @@ class StepPlan:
     saves states when it has committed its rows. So a plan may replace a checkpoint that it loads,
     and the next plan may load what this one saves. What a failed row saves is worth nothing.
 
+    stash_slot, stash_checkpoint: [number of states]: rows that leave, and the checkpoint that keeps
+        the recurrent state of each, before anything else. No row enters with what it held before.
     leave: slots whose sequences are gone.
     store_src, store_tier, store_dst: [number of copies out]: device blocks, and the tier and place
         to which each is copied. store_ticket: the ticket of each, or NO_TICKET.
@@ -219,6 +221,8 @@ class StepPlan:
     """
 
     step_id: int
+    stash_slot: IntArray = field(default_factory=no_ints)
+    stash_checkpoint: IntArray = field(default_factory=no_ints)
     leave: IntArray = field(default_factory=no_ints)
     store_src: IntArray = field(default_factory=no_ints)
     store_tier: IntArray = field(default_factory=no_ints)
@@ -266,6 +270,7 @@ class StepPlan:
             self.enter
             or self.extend
             or self.forks
+            or len(self.stash_slot)
             or len(self.leave)
             or len(self.store_src)
             or len(self.copy_src)

@@ -55,6 +55,8 @@ class PlanChanges:
 
     def apply(self, plan: StepPlan) -> list[RowFailure]:
         """Take over the difference; rows that cannot be computed fail."""
+        if self._states is not None:
+            self._states.stash(plan)
         self._move_blocks(plan)
         for slot in plan.leave.tolist():
             self._sampling.leave(slot)

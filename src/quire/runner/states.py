@@ -66,6 +66,10 @@ class RecurrentStates:
             )
         self._keep[drafted] = np.cumsum(counts) - counts
 
+    def stash(self, plan: StepPlan) -> None:
+        """Keep the states of rows that leave, before the plan is applied to the rows."""
+        self._save(plan.stash_slot.astype(np.int64), plan.stash_checkpoint)
+
     def enter(self, rows: Iterable[EnterRow]) -> None:
         """Let rows start from their checkpoints."""
         for row in rows:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 import numpy as np
 
 from quire.errors import EngineError
@@ -38,11 +36,12 @@ class Allocation:
             return []
         hits: list[PrefixHit] = []
         if group.sequences[0].swapped is not None:
-            chunks = self._swap_in(group, budget)
+            chunks, checkpoints = self._swap_in(group, budget)
         else:
             chunks, hits = self._enter_all(group, budget)
+            checkpoints = [hit.checkpoint for hit in hits]
         if chunks and not group.blocked_on:
-            self._note(group, hits)
+            self._note(group, hits, checkpoints)
         return chunks
 
     def usable(self, group: SequenceGroup, budget: int) -> int:
@@ -104,21 +103,27 @@ class Allocation:
         self._state.prefixes.publish_to(slot, end)
         return slot, end - hit.num_tokens
 
-    def _swap_in(self, group: SequenceGroup, budget: int) -> list[Chunk]:
-        """Return the chunks as `place` does, for a group whose K/V wait in the host."""
+    def _swap_in(self, group: SequenceGroup, budget: int) -> tuple[list[Chunk], list[int | None]]:
+        """Return the chunks as `place` does, for a group whose K/V wait in the host, and the
+        checkpoints of its states if it enters at once."""
         state, recovery = self._state, self._state.recovery
         counts = recovery.plan_swap_in(group, budget)
+        if (states := state.states) is not None:
+            starts = [each.swapped.num_tokens for each in group.sequences if each.swapped]
+            spans = zip(group.sequences, starts, counts, strict=True)
+            counts = [states.stop_of(each, first, first + n) - first for each, first, n in spans]
         if not self.has_room(recovery.num_blocks_to_swap_in(group, counts)):
-            return []
+            return [], []
         ticket = state.tickets.start(group, "its K/V on the host")
+        checkpoints: list[int | None] = []
         if not recovery.swap_in(group, counts, ticket):
             state.tickets.end(ticket)
-            recovery.arrive(group)
+            checkpoints = recovery.arrive(group) or []
             for sequence in group.sequences:
                 num_computed = int(state.table.num_computed[sequence.slot])
                 state.prefixes.publish_to(sequence.slot, num_computed)
         slots = [sequence.slot for sequence in group.sequences]
-        return list(zip(slots, counts, strict=True))
+        return list(zip(slots, counts, strict=True)), checkpoints
 
     def has_room(self, num_blocks: int) -> bool:
         """Return whether a waiting group may have so many blocks."""
@@ -136,15 +141,14 @@ class Allocation:
             self._state.table.leave(sequence)
         self._state.kv.forget_copies()
 
-    def _note(self, group: SequenceGroup, hits: list[PrefixHit]) -> None:
-        """Announce the admission to the plan, and the first one to the client too. hits: None for a
-        group that was swapped in."""
-        for sequence, hit in zip_longest(group.sequences, hits):
-            self._state.builder.enter(
-                sequence,
-                int(self._state.table.num_computed[sequence.slot]),
-                None if hit is None else hit.checkpoint,
-            )
+    def _note(
+        self, group: SequenceGroup, hits: list[PrefixHit], checkpoints: list[int | None]
+    ) -> None:
+        """Announce the admission to the plan, and the first one to the client too. hits: none for a
+        group that was swapped in. checkpoints: checkpoints of its rows' first states."""
+        for sequence, checkpoint in zip(group.sequences, checkpoints, strict=True):
+            num_computed = int(self._state.table.num_computed[sequence.slot])
+            self._state.builder.enter(sequence, num_computed, checkpoint)
         group.was_fetched = False
         num_cached = sum(hit.num_tokens for hit in hits)
         clock = self._state.roster.clock

@@ -93,15 +93,16 @@ class Lifecycle:
         """Note that a swapped group is back on the device; return whether it can go on with the
         blocks that arrived. If not, it waits to be computed again."""
         state = self._state
-        if not state.recovery.arrive(group, lost):
+        checkpoints = state.recovery.arrive(group, lost)
+        if checkpoints is None:
             self.preempt(group, PreemptionCause.RESULT, may_swap=False)
             return False
         num_kept = 0
-        for sequence in group.sequences:
+        for sequence, checkpoint in zip(group.sequences, checkpoints, strict=True):
             num_computed = int(state.table.num_computed[sequence.slot])
             num_kept += num_computed
             state.prefixes.publish_to(sequence.slot, num_computed)
-            state.builder.enter(sequence, num_computed)
+            state.builder.enter(sequence, num_computed, checkpoint)
         group.record.come_back(num_kept, state.roster.clock.now)
         return True
 

@@ -64,8 +64,9 @@ class Loads:
         near, far = parts = sources.parts(fresh)
         disk = state.kv.disk_states
         new_states = [] if disk is None else [s for s in states if disk.ticket_of(s) is None]
-        num_parts = 0 if disk is None else len(new_states) * disk.num_parts
-        if not self._pays(num_saved, len(near), len(far) + num_parts):
+        num_far = len(far) * sources.has_bytes
+        num_far += 0 if disk is None else len(new_states) * disk.num_parts
+        if not self._pays(num_saved, len(near), num_far):
             self.declined_total += 1
             group.record.load = LoadOutcome.DECLINED
             group.was_fetched = True

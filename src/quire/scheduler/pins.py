@@ -24,8 +24,9 @@ MAX_PINNED_SHARE = 0.5
 @dataclass(slots=True, eq=False)
 class _Pin:
     """A held sequence. root: root of its tenant's block names, None if it is for all. names: names
-    of its full blocks. expires: time on the clock of `plan`. hits: requests that have used it. key:
-    name of the prefix, the same for equal prefixes, which are one pin."""
+    of its full blocks, and of the parts of its state on a disk. expires: time on the clock of
+    `plan`. hits: requests that have used it. key: name of the prefix, the same for equal prefixes,
+    which are one pin."""
 
     request: EngineRequest
     root: bytes | None
@@ -46,14 +47,17 @@ class _Pin:
 
 class PinnedPrefixes:
     """Pinned sequences. Requests that start with their tokens branch off from them: full blocks and
-    the partly filled last one are shared, and copied on write. A pin yields only to a request that
-    could otherwise never run. A disk keeps its blocks before all others.
+    the partly filled last one are shared, and copied on write. With recurrent states, they branch
+    off from the last place where a prefix can end, and the checkpoint there is held. A pin yields
+    only to a request that could otherwise never run. A disk keeps its blocks before all others.
 
     version: number that grows with each change of `kept`.
     """
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVManager, *, is_cache_on: bool = True) -> None:
+        """is_cache_on: whether prefixes are cached, without which no state is kept."""
         self._kv = kv
+        self._is_cache_on = is_cache_on
         self._now = 0.0
         self._pins: dict[int, _Pin] = {}  # by handle; those used longest ago first
         self._lost: dict[str, None] = {}  # keys, in order
@@ -61,11 +65,6 @@ class PinnedPrefixes:
 
     def check(self, request: EngineRequest) -> None:
         """RequestError if the request cannot be pinned."""
-        if self._kv.states is not None:
-            raise RequestError(
-                "prefixes of a model with recurrent states cannot be pinned, since its checkpoints "
-                "may be replaced: send the request without a pin"
-            )
         if request.media:
             raise RequestError("a prompt with embeddings cannot be pinned: pin text or token ids")
         is_plain = request.beams is None and not request.is_open
@@ -77,6 +76,13 @@ class PinnedPrefixes:
             return
         total, wanted = self._kv.pool.num_blocks, self._num_blocks(len(request.prompt_token_ids))
         room = self._limit - self.num_blocks
+        if not self._has_room_for_state(len(request.prompt_token_ids)):
+            raise RequestError(
+                f"a pin keeps a checkpoint of the model's recurrent state, and of "
+                f"{self._num_checkpoints} at most half are for pins, all of them taken: unpin "
+                "another prefix, or give the engine more with num_state_checkpoints "
+                "(--num-state-checkpoints) and enable_prefix_caching"
+            )
         if wanted > room:
             raise RequestError(
                 f"a prefix of {len(request.prompt_token_ids)} tokens takes {wanted} KV blocks, but "
@@ -92,6 +98,29 @@ class PinnedPrefixes:
         """Return the blocks of a prefix that shares nothing with other pins."""
         return self._kv.layout.blocks_for(num_tokens)
 
+    @property
+    def _num_checkpoints(self) -> int:
+        """Checkpoints of states that prefixes may start from."""
+        states = self._kv.states
+        return 0 if states is None or not self._is_cache_on else states.num_checkpoints
+
+    def _has_room_for_state(self, num_tokens: int) -> bool:
+        """Return whether one more checkpoint may be held, where a prefix of so many tokens needs
+        one."""
+        if not self._needs_state(num_tokens):
+            return True
+        held = {pin.held.checkpoint for pin in self._pins.values()} - {None}
+        return len(held) < int(self._num_checkpoints * MAX_PINNED_SHARE)
+
+    def _needs_state(self, num_tokens: int) -> bool:
+        """Return whether a prefix of so many tokens is of use only with a state."""
+        return self._kv.states is not None and self._num_usable(num_tokens) > 0
+
+    def _num_usable(self, num_tokens: int) -> int:
+        """Return how many tokens others skip who start with a pinned prefix of so many."""
+        grid = 1 if self._kv.states is None else self._kv.layout.hit_tokens
+        return num_tokens - num_tokens % grid
+
     def keep(self, sequence: Sequence, finish: SequenceFinish) -> SequenceFinish:
         """Pin a sequence that ends with its whole prompt computed. Return how its request ends."""
         request = sequence.group.request
@@ -105,17 +134,22 @@ class PinnedPrefixes:
             pin.expires = max(pin.expires, self._now + request.pin_seconds)
             self.version += 1
             return finish
-        if self.num_blocks + self._num_blocks(len(prompt)) > self._limit:
+        has_room = self.num_blocks + self._num_blocks(len(prompt)) <= self._limit
+        if not (has_room and self._has_room_for_state(len(prompt))):
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
+            return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
+        checkpoint = self._kv.state_within(sequence.names, len(prompt))
+        if checkpoint is None and self._needs_state(len(prompt)):
+            message = "its recurrent state was replaced before it was pinned: pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
         self._lost.pop(key, None)
         self.version += 1
-        names = sequence.names[: len(prompt) // self._kv.block_size]
+        names = self._kv.names_to_guard(sequence.names, len(prompt))
         self._kv.sources.guard(names)
         self._pins[finish.handle] = _Pin(
             request=request,
             root=None if request.pin_is_shared else sequence.group.root,
-            held=self._kv.hold(sequence.slot, len(prompt)),
+            held=self._kv.hold(sequence.slot, len(prompt), checkpoint),
             names=names,
             expires=self._now + request.pin_seconds,
             key=key,
@@ -139,8 +173,9 @@ class PinnedPrefixes:
         counted = sequence.group.pins_hit
         is_pin = sequence.group.request.pin_seconds is not None
         for pin in list(self._pins.values()):
-            is_used = hit.num_tokens >= min(len(pin.token_ids), len(sequence.token_ids) - 1)
-            if is_used and _starts_with(sequence.token_ids, pin, sequence):
+            usable = self._num_usable(len(pin.token_ids))
+            is_used = hit.num_tokens >= min(usable, len(sequence.token_ids) - 1)
+            if usable and is_used and _starts_with(sequence.token_ids, pin, sequence):
                 pin.hits += not is_pin and pin.handle not in counted
                 counted.add(pin.handle)
                 self._pins[pin.handle] = self._pins.pop(pin.handle)

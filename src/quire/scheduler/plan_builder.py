@@ -102,6 +102,8 @@ class PlanBuilder:
         updates = self._updates_of_rows_that_stay()
         plan = StepPlan(
             step_id=self._next_step_id,
+            stash_slot=_ints(updates.stash_slot),
+            stash_checkpoint=_ints(updates.stash_checkpoint),
             leave=_ints(self._leave),
             store_src=_ints(updates.store_src),
             store_tier=_ints(updates.store_tier),

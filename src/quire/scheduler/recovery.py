@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,13 +23,21 @@ class Recovery:
     """Decides when a group is preempted, and keeps what it decided on its sequences.
 
     costs: None computes everything again. Only what the host has room for is swapped. Recurrent
-    states do not go to the host, so sequences that have one are computed again, from a checkpoint.
+    states wait in checkpoints meanwhile.
     """
 
-    def __init__(self, table: SequenceTable, kv: KVManager, costs: RecoveryCosts | None) -> None:
+    def __init__(
+        self,
+        table: SequenceTable,
+        kv: KVManager,
+        costs: RecoveryCosts | None,
+        is_entering: Callable[[int], bool],
+    ) -> None:
+        """is_entering: returns whether a slot's row enters with the next plan."""
         self._table = table
         self._kv = kv
-        self._costs = costs if kv.states is None else None
+        self._costs = costs
+        self._is_entering = is_entering
         self._arrived = set[int]()
         self._swapped_in: set[int] = set()
         self.swapped_out_total = 0
@@ -46,6 +56,8 @@ class Recovery:
         # The last token is always computed again: it draws, or gives a beam its candidates.
         total = self._table.num_total[slots] - self._table.num_drafted[slots]
         num_tokens = np.minimum(self._table.first_query(slots), total - 1)
+        if self._kv.states is not None and not self._has_states(group, slots, num_tokens):
+            return
         if not self._costs.prefers_swap(int(num_tokens.sum()), self._num_blocks(num_tokens)):
             return
         stored = self._kv.swaps.swap_out(slots, num_tokens)
@@ -54,6 +66,14 @@ class Recovery:
         self.swapped_out_total += 1
         for sequence, swapped in zip(group.sequences, stored, strict=True):
             sequence.swapped = swapped
+
+    def _has_states(self, group: SequenceGroup, slots: Slots, num_tokens: Slots) -> bool:
+        """Return whether the rows of these slots [R] have the states after so many tokens [R]: not
+        if drafts are in flight, if a row is still to enter, or to become the copy of another."""
+        is_there = (num_tokens == self._table.num_computed[slots]).all()
+        return bool(
+            is_there and group.beams is None and not any(map(self._is_entering, slots.tolist()))
+        )
 
     def _num_blocks(self, num_tokens: np.ndarray) -> int:
         """Return the upper bound on blocks to copy; sharing and windows lower it."""
@@ -93,22 +113,27 @@ class Recovery:
             self._kv.forget_updates(slots)  # their rows enter later, with whole tables
         return is_copying
 
-    def arrive(self, group: SequenceGroup, lost: frozenset[int] = frozenset()) -> bool:
+    def arrive(
+        self, group: SequenceGroup, lost: frozenset[int] = frozenset()
+    ) -> list[int | None] | None:
         """The K/V of a group that was swapped in are there, but for what the blocks `lost` should
-        hold: count as computed what precedes them. False if it has to be computed from the start,
-        or by its samples in turn."""
+        hold: count as computed what precedes them. Return the checkpoints that its rows enter with;
+        None if it has to be computed from the start, or by its samples in turn."""
         kept: list[int] = []
+        checkpoints: list[int | None] = []
         for sequence in group.sequences:
             swapped, slot = _swapped(sequence), sequence.slot
             count = swapped.num_tokens
             if lost:
                 count = self._kv.num_intact(slot, count, lost)
             kept.append(count)
+            checkpoints.append(swapped.checkpoint)
             self._kv.swaps.discard(swapped)
             sequence.swapped = None
             self._table.resume(slot, count)
             self._arrived.add(slot)
-        return not lost or (len(kept) == 1 and kept[0] > 0)
+        is_usable = len(kept) == 1 and kept[0] > 0 and self._kv.states is None
+        return checkpoints if not lost or is_usable else None
 
     def note_planned(self, slots: Slots) -> None:
         """These slots compute in the step that is being planned."""

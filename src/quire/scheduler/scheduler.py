@@ -98,18 +98,18 @@ class Scheduler:
         self.flight = flight or FlightRecorder()
         queue = SpareLast(policy)
         table, outputs = SequenceTable(settings.max_num_seqs, max_model_len), OutputCollector()
-        pins = PinnedPrefixes(kv)
+        pins = PinnedPrefixes(kv, is_cache_on=enable_prefix_caching)
         prefixes = PrefixCache(table, kv, hasher, pins, enable_prefix_caching)
-        roster = Roster(queue)
+        roster, builder = Roster(queue), PlanBuilder(table, kv)
         self.state = state = SchedulerState(
             kv=kv,
             table=table,
             roster=roster,
-            builder=PlanBuilder(table, kv),
+            builder=builder,
             pins=pins,
             prefixes=prefixes,
             states=KeptStates(table, kv) if prefixes.keeps_states else None,
-            recovery=Recovery(table, kv, recovery_costs),
+            recovery=Recovery(table, kv, recovery_costs, builder.is_entering),
             deadlines=Deadlines(prefixes.num_uncached),
             outputs=outputs,
             unsent=UnsentTokens(table, outputs),

@@ -83,8 +83,18 @@ def _layer(
         num_tokens, num_rows = int(scheduled.num_tokens.sum()), len(scheduled.slots)
         return inputs.fill(scheduled, inputs.buffers(num_tokens, num_rows, empty=True))
 
-    most = settings.chosen.max_num_batched_tokens
-    return states, StateDrafter(layer.head, rows, blocks, build, num_computed, draw, most, states)
+    drafter = StateDrafter(
+        layer.head,
+        rows,
+        blocks,
+        build,
+        num_computed,
+        draw,
+        settings.chosen.max_num_batched_tokens,
+        states,
+        loaded.collectives,
+    )
+    return states, drafter
 
 
 def _model(

@@ -202,7 +202,7 @@ def load(
     elif settings.draft is not None:
         with torch.inference_mode():
             draft_of = (settings.draft, settings, ops, team, device, model)
-            heads = load_heads(*draft_of, replaced or {})
+            heads = load_heads(*draft_of, replaced or {}, columns, collectives)
     loaded = LoadedModel(
         spec,
         device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from quire.config.kv_layout import KVLayout
 from quire.config.speculation.draft_model import Draft
 from quire.config.speculation.heads import DraftHeads
 from quire.config.speculation.mtp import MTPDraft
+from quire.distributed import Collectives
 from quire.layers import LayerFactory, StateTaps, TokenColumns
 from quire.models import CausalLM
 from quire.models.causal_lm import HasMTP
@@ -58,34 +59,48 @@ def load_heads(
     device: torch.device,
     target: CausalLM,
     replaced: Mapping[str, torch.Tensor],
+    columns: TokenColumns,
+    collectives: Collectives,
 ) -> LoadedHeads:
     """Load heads of `target`, computed by the same operations. replaced: weights of the model's
-    checkpoint, by name, that take the place of those on disk. Raises ConfigError if the files are
-    of another layout."""
+    checkpoint, by name, that take the place of those on disk. columns: columns of the target's
+    layers. collectives: connection to ranks that share an MTP layer. Raises ConfigError if the
+    files are of another layout."""
     dtype: torch.dtype = getattr(torch, settings.chosen.dtype)
-    formats, columns = QuantizedFormats(settings.chosen.quantization, ops), TokenColumns(ops)
-    positions = settings.chosen.max_model_len
+    formats, own_columns = QuantizedFormats(settings.chosen.quantization, ops), TokenColumns(ops)
+    positions, shard = settings.chosen.max_model_len, settings.shard
 
     def with_kv(layer: ModelSpec, layout: KVLayout) -> tuple[LayerFactory, _Parts]:
+        num_heads = shard.equal(layer.num_heads, "query heads").count
+        needs = [AttentionNeeds.of_group(layer, each.kv.format, dtype) for each in layout.groups]
         chosen = select_backends(
             settings.platform,
-            [AttentionNeeds.of_group(layer, group.kv.format, dtype) for group in layout.groups],
+            [replace(each, num_heads=num_heads) for each in needs],
             [group.layers for group in layout.groups],
             settings.attention_backend,
             team,
             preferred=settings.preferred_attention,
         )
-        by_layer = chosen.by_layer(layout)
-        make = LayerFactory(ops, by_layer, dtype, device, positions, formats, columns=columns)
-        return make, (layout, chosen.backends, columns)
+        make = LayerFactory(
+            ops,
+            chosen.by_layer(layout),
+            dtype,
+            device,
+            positions,
+            formats,
+            columns=own_columns,
+            shard=shard,
+            collectives=collectives,
+        )
+        return make, (layout, chosen.backends, own_columns)
 
     if isinstance(draft, MTPDraft):
         assert isinstance(target, HasMTP), "families that name MTP layers have them"
         make, parts = with_kv(draft.layer, draft.layout(settings.layout))
-        head = load_mtp(draft, make, target, replaced)
+        head = load_mtp(draft, make, target, columns, settings.chosen.seed, replaced)
         return LoadedLayer(head, *parts, draft.target.hidden_size)
     if draft.eagle is None:
-        make = LayerFactory(ops, {}, dtype, device, positions, formats, columns=columns)
+        make = LayerFactory(ops, {}, dtype, device, positions, formats, columns=own_columns)
         return load_medusa(draft.target, draft.file, make)
     assert isinstance(target, LlamaModel), "the settings were checked"
     make, parts = with_kv(draft.eagle.layer, draft.layout(settings.layout))

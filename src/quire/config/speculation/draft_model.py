@@ -35,6 +35,7 @@ class DraftModel:
     folder: Path
     spec: ModelSpec
     checkpoint: Checkpoint | None
+    is_cut = False
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class DraftModel:
 
 
 Draft = DraftModel | DraftHeads | MTPDraft
-"""Weights that guess tokens."""
+"""Weights that guess tokens. `is_cut`: whether ranks share them."""
 
 
 def draft_folder(settings: EngineSettings) -> Path | None:
@@ -89,7 +90,7 @@ def find_draft(
     method = speculation.method
     _check_reading(settings, target, method)
     if method == MTP:
-        return find_mtp(target, target_folder, target_checkpoint)
+        return find_mtp(target, target_folder, target_checkpoint, settings.tensor_parallel_size)
     folder = draft_folder(settings)
     assert folder is not None, f"{method} has files of its own"
     if method in FILE_HEADS:
@@ -113,7 +114,7 @@ def _check_reading(settings: EngineSettings, target: ModelSpec, method: str) -> 
         reason = "is not offered where a prompt's tokens see all of it"
     elif target.position_axes > 1 or settings.enable_prompt_embeds:
         reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
-    elif settings.enable_lora and method not in ("draft_model", "medusa"):
+    elif settings.enable_lora and method not in ("draft_model", "medusa", MTP):
         reason = (
             "reads the model's own table of tokens, which adapters may change: leave enable_lora "
             "out, or take method='auto'"

@@ -69,6 +69,7 @@ class DraftHeads:
     target: ModelSpec
     eagle: EagleSpec | None
     num_drafts: int
+    is_cut = False
 
     @property
     def name(self) -> str:

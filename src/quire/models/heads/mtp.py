@@ -15,9 +15,9 @@ import torch
 
 from quire.attention import StepInputs
 from quire.config.speculation.mtp import MTPDraft
-from quire.layers import LayerFactory
+from quire.layers import LayerFactory, TokenColumns
 from quire.models.causal_lm import HasMTP
-from quire.models.loader import fill_model
+from quire.models.loader import fill_model, fill_with_noise
 
 __all__ = ["MTPHead", "load_mtp"]
 
@@ -26,8 +26,13 @@ class MTPHead:
     """Guesses tokens of `target` by the layer of `draft`. `HasWeights`, and its methods are those
     of `StateHead` (`runner/drafting`)."""
 
-    def __init__(self, draft: MTPDraft, make: LayerFactory, target: HasMTP) -> None:
+    def __init__(
+        self, draft: MTPDraft, make: LayerFactory, target: HasMTP, columns: TokenColumns
+    ) -> None:
+        """columns: columns of the target's layers. Adapters of requests change no guess: tokens are
+        looked up in the base model's table, and logits are of its head."""
         layer = draft.layer
+        self._columns = columns
         size, offset = layer.hidden_size, 0.0 if draft.is_deepseek else 1.0
         self.join = make.replicated(2 * size, size, bias=False)
         self.token_norm, self.state_norm, self.norm = (
@@ -58,6 +63,7 @@ class MTPHead:
         positions: torch.Tensor,
         step: StepInputs,
     ) -> torch.Tensor:
+        self._columns.choose(())
         embedded = self._target.embed(token_ids)
         if self._is_deepseek:
             embedded = embedded.masked_fill((positions == 0).unsqueeze(1), 0.0)
@@ -74,11 +80,20 @@ class MTPHead:
 
 
 def load_mtp(
-    draft: MTPDraft, make: LayerFactory, target: HasMTP, replaced: Mapping[str, torch.Tensor]
+    draft: MTPDraft,
+    make: LayerFactory,
+    target: HasMTP,
+    columns: TokenColumns,
+    seed: int,
+    replaced: Mapping[str, torch.Tensor],
 ) -> MTPHead:
-    """Load the MTP layer that guesses tokens of `target`. replaced: tensors to load instead, by
-    name in the checkpoint. Raises ConfigError for tensors of another layout or shape."""
-    head = MTPHead(draft, make, target)
+    """Load the MTP layer that guesses tokens of `target`. seed: seed of weights that are made up.
+    replaced: tensors to load instead, by name in the checkpoint. Raises ConfigError for tensors of
+    another layout or shape."""
+    head = MTPHead(draft, make, target, columns)
     dtype: torch.dtype = getattr(torch, draft.layer.dtype)
-    fill_model(head, draft.folder, draft.checkpoint, dtype, replaced)
+    if draft.checkpoint is None:
+        fill_with_noise(head, dtype, seed, replaced)
+    else:
+        fill_model(head, draft.folder, draft.checkpoint, dtype, replaced)
     return head

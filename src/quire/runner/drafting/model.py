@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.distributed import ALONE, Collectives, together
 from quire.protocol.step import IntArray, StepPlan
 from quire.runner.drafting.blocks import DraftBlocks
 from quire.runner.drafting.tokens import DraftDraws, rows_to_draft, warn_of_failure
@@ -38,10 +39,13 @@ class LayerDrafter(ABC):
         num_computed: Slots,
         draw: DraftDraws,
         max_tokens: int,
+        collectives: Collectives = ALONE,
     ) -> None:
         """build: gathers the rows' tokens and the layers' blocks, with `num_computed` [S] in place
-        of the rows' own. max_tokens: most tokens of one forward."""
+        of the rows' own. max_tokens: most tokens of one forward. collectives: connection to the
+        ranks that make the same drafts."""
         self.rows = rows
+        self._collectives = collectives
         self._blocks = blocks
         self._build = build
         self._num_computed = num_computed
@@ -96,7 +100,7 @@ class LayerDrafter(ABC):
         slots, starts, ends = self._without(slots, ~has_all), starts[has_all], ends[has_all]
         self._drafted, self._firsts, self._ends = slots, ends, ends + rows.num_drafts[slots]
         try:
-            self._make(slots, starts, ends)
+            together(self._collectives, lambda: self._make(slots, starts, ends))
         except Exception:  # noqa: BLE001  a guess must not cost a request
             if not self._has_warned:
                 self._has_warned = True

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.attention import StepInputs
+from quire.distributed import ALONE, Collectives
 from quire.protocol.step import StepPlan
 from quire.runner.drafting.blocks import DraftBlocks
 from quire.runner.drafting.model import Build, LayerDrafter
@@ -68,9 +69,10 @@ class StateDrafter(LayerDrafter):
         draw: DraftDraws,
         max_tokens: int,
         states: StatePages,
+        collectives: Collectives = ALONE,
     ) -> None:
         """states: kept states of the model. Other arguments: see `LayerDrafter`."""
-        super().__init__(rows, blocks, build, num_computed, draw, max_tokens)
+        super().__init__(rows, blocks, build, num_computed, draw, max_tokens, collectives)
         self._head = head
         self._states = states
         self._own_states: dict[int, torch.Tensor] = {}  # by slot, [E] for its next entry

@@ -43,6 +43,9 @@ class KeptStates:
     def _places(self, sequence: Sequence, start: int, branch: int) -> list[int]:
         ends, num_tokens = sequence.group.message_ends, len(sequence.token_ids)
         places = places_of(ends, num_tokens, self._grid, self._gap, start, branch)
+        last = num_tokens // self._grid * self._grid
+        if sequence.group.request.pin_seconds is not None and start < last:
+            places = sorted({*places, last})  # from where all that start with it go on
         return [*places, num_tokens]
 
     def first_stop(self, sequence: Sequence, end: int) -> int:
