@@ -48,9 +48,9 @@ def train(
     reward: Callable[[CompletionOutput], float],
     *,
     steps: int,
-    group: int = 8,
-    max_tokens: int = 24,
-    learning_rate: float = 1e-4,
+    group: int = 4,
+    max_tokens: int = 16,
+    learning_rate: float = 5e-5,
     seed: int = 0,
     report: Callable[[int, Step], None] = lambda _number, _step: None,
 ) -> list[Step]:
@@ -100,9 +100,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", help="a folder or hub id; the bundled model by default")
     parser.add_argument("--letter", default="e")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--group", type=int, default=8, help="answers per prompt and step")
-    parser.add_argument("--max-tokens", type=int, default=24, help="tokens of an answer")
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--group", type=int, default=4, help="answers per prompt and step")
+    parser.add_argument("--max-tokens", type=int, default=16, help="tokens of an answer")
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path, help="a JSON file for the curve")
