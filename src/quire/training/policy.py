@@ -39,9 +39,9 @@ class PolicyModel(nn.Module):
     def __init__(
         self, llm: LLM, dtype: torch.dtype = torch.float32, backward_tokens: int = 4096
     ) -> None:
-        """llm: an engine on a CPU, of a dense model of Llama's lineage without quantization.
-        dtype: of the parameters; the engine rounds them to its own. backward_tokens: tokens of
-        sequences that a backward holds in memory at once.
+        """llm: an engine on a CPU, without quantization. dtype: dtype of the parameters; the engine
+        rounds them to its own. backward_tokens: tokens of sequences that a backward holds in memory
+        at once.
 
         Raises ConfigError for an engine whose bits depend on the batch, and for a model that the
         reference cannot differentiate.

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from quire.attention import GroupInputs, KVPool, LayerCache, ReferenceAttention, StepInputs
 from quire.config import ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
-from quire.config.kv_layout import KVFormat, KVLayout
+from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits
 from quire.errors import ConfigError
 from quire.layers import LayerFactory
@@ -175,7 +175,11 @@ class ReferenceModel:
         for index, group in enumerate(self._layout.groups):
             kv = group.kv.format
             for layer in group.layers:
-                layers[layer], groups[layer] = _layer_cache(kv, rows, longest), index
+                k, v = (
+                    torch.zeros(rows, longest, kv.num_kv_heads, width)
+                    for width in (kv.key_dim, kv.value_dim)
+                )
+                layers[layer], groups[layer] = LayerCache(k, v, None, None), index
         table = torch.arange(rows, dtype=torch.int32)[:, None]
         row_of_token = torch.arange(rows).repeat_interleave(torch.tensor(lengths))
         slots = row_of_token * longest + positions
@@ -196,15 +200,6 @@ def _kept_dtype(target: WeightTarget, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which an engine of this dtype keeps a tensor."""
     weights = target.weights
     return weights.part(target.part).dtype if isinstance(weights, DenseWeights) else dtype
-
-
-def _layer_cache(kv: KVFormat, rows: int, longest: int) -> LayerCache:
-    """Return an empty cache of one layer with a block of `longest` tokens for each row."""
-    shape = (rows, longest, kv.num_kv_heads)
-    k = torch.zeros(*shape, kv.key_dim)
-    is_one = kv.num_planes == 1
-    v = k[..., : kv.value_dim] if is_one else torch.zeros(*shape, kv.value_dim)
-    return LayerCache(k, v, None, None)
 
 
 class _SplitIntoViews(TorchFunctionMode):
@@ -242,6 +237,8 @@ def _check_spec(spec: ModelSpec, folder: Path) -> None:
         reason = "transformers computes it"
     elif spec.states:
         reason = "it has recurrent layers"
+    elif spec.latent is not None:
+        reason = "it has latent attention"
     elif spec.images is not None:
         reason = "it reads images"
     elif spec.whole_prompts:
