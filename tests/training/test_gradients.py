@@ -19,19 +19,16 @@ TOLERANCE = 1e-4
 """Relative error of gradients in float32."""
 
 
-def reference_of(folder: Path, case: Case) -> ReferenceModel:
-    spec = read_model_spec(folder, implementation="quire")
-    return ReferenceModel(spec, folder, case.max_positions, max_tokens=64)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     """Turns red when a gradient does not reach a weight, or reaches its neighbour's place."""
     model: Any = write_checkpoint(case, tmp_path)
-    try:
-        reference = reference_of(tmp_path, case)
-    except ConfigError as error:
-        pytest.skip(str(error))
+    spec = read_model_spec(tmp_path, implementation="quire")
+    if spec.states or spec.latent is not None:
+        with pytest.raises(ConfigError, match=f"{spec.architecture} cannot be trained: it has"):
+            ReferenceModel(spec, tmp_path, case.max_positions, max_tokens=64)
+        return
+    reference = ReferenceModel(spec, tmp_path, case.max_positions, max_tokens=64)
     sequences = [each for each in random_sequences(case.lengths).values() if len(each) > 1]
     weights = {name: load_file(info.file)[name].float() for name, info in reference.stored.items()}
     outer = torch.randn(

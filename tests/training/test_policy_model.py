@@ -16,7 +16,7 @@ from quire.errors import ConfigError, RequestError
 from quire.hooks import PASS, Answer, Unsent, WatchedSequence
 from quire.training import PolicyModel, sampled_log_probs
 from tests.engine.test_laws import has_kernels
-from tests.models.families import Case, write_checkpoint
+from tests.models.families import CASES, Case, write_checkpoint
 from tests.small_engines import SMALL
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch rounds a product by its rows")
@@ -146,6 +146,27 @@ def test_saved_weights_are_the_engine_s(llm: LLM, grpo: ModuleType, tmp_path: Pa
         torch.testing.assert_close(values, expected)
     with pytest.raises(ConfigError, match="is there already"):
         policy.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gemma2"])
+def test_other_families_keep_their_bits(name: str, tmp_path: Path) -> None:
+    """Turns red when joined tensors of experts, or norms with an offset, are pushed or saved in
+    another way than they are read."""
+    write_checkpoint(next(case for case in CASES if case.name == name), tmp_path / "first")
+    with LLM(str(tmp_path / "first"), **{**SMALL, "dtype": "bfloat16"}) as llm:
+        policy = PolicyModel(llm)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
+        torch.cat(policy(sequences_of(drawn(llm)))).mean().backward()
+        optimizer.step()
+        policy.push()
+        outputs = drawn(llm)
+        old = torch.cat([sampled_log_probs(answer) for answer in answers_of(outputs)])
+        scores = policy(sequences_of(outputs))
+        assert torch.equal(torch.cat([values[-12:] for values in scores]), old)
+        policy.save(tmp_path / "second")
+    with LLM(str(tmp_path / "second"), **{**SMALL, "dtype": "bfloat16"}) as other:
+        again = [sampled_log_probs(answer) for answer in answers_of(drawn(other))]
+    assert torch.equal(torch.cat(again), old)
 
 
 def test_gradients_are_those_of_float64(llm: LLM) -> None:

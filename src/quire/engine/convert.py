@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def convert_model(
 
 
 @contextmanager
-def new_checkpoint(folder: Path, out: Path) -> Iterator[Path]:
+def new_checkpoint(folder: Path, out: Path) -> Generator[Path, None, None]:
     """Give an empty folder in which a checkpoint is written that is made of `folder`; it becomes
     `out` at the end, and is gone after an exception. It gets a config.json. Raises ConfigError: out
     is there, lies in `folder`, or cannot be written."""

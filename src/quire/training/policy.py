@@ -193,7 +193,9 @@ class _EngineLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  decorated
+        ctx: Any, outer: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         found = ctx.gradients(ctx.saved_tensors, ctx.needs_input_grad[2:], outer)
         return None, None, *found
 
