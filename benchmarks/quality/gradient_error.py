@@ -1,10 +1,10 @@
-"""Errors of `quire.training` on the bundled model: of the forward, and of the gradient.
+"""Errors of `quire.training` on the bundled model, in its forward and in its gradient.
 
     python -m benchmarks.quality.gradient_error [--output FILE] [--sequences N] [--tokens N]
 
 The oracle is Llama's formulas in float64, at the weights that the engine computes with, through
 torch's autograd. Forward: |difference| of log-probabilities in nats, of the engine and of the
-reference, from the oracle and from each other. Gradient: that of the mean log-probability, as
+reference, from the oracle and from each other. The gradient is that of the mean log-probability:
 |difference| / |oracle| in the 2-norm, over all parameters and for the worst tensor. The text is
 quire's documentation (workloads/documentation.txt). Nothing is drawn and nothing is timed.
 """

@@ -42,7 +42,7 @@ class ReferenceModel:
     write in place, as the kernels do, so autograd keeps copies of what they overwrite.
 
     stored: the tensors of the checkpoint that the model reads, by name. A head that is tied to the
-    embedding is none of them. drafting: those of layers that guess further tokens.
+    embedding is none of them. drafting: tensors of layers that guess further tokens.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, max_positions: int, max_tokens: int) -> None:
