@@ -23,9 +23,9 @@ DATA = (
 FRONT = (
     "hooks", "rendering", "dialect", "bundled", "idioms", "sampling_params", "outputs", "inputs",
     "engine_args", "engine", "server", "llm_engine", "llm_vectors", "llm", "async_llm", "client",
-    "bench", "simulator", "cli", "__main__",
+    "training", "bench", "simulator", "cli", "__main__",
 )  # fmt: skip
-SEES_EVERYTHING = ("engine", "bench", "simulator")
+SEES_EVERYTHING = ("engine", "training", "bench", "simulator")
 LIGHT = (
     "errors", "protocol", "config", "platform", "kv_cache", "scheduler", "rendering", "dialect",
     "runner.rows", "engine.core.engine_core", "telemetry",

@@ -72,6 +72,19 @@ def test_logits_processor(example: ModuleType, capsys: pytest.CaptureFixture[str
     assert re.fullmatch("[a-z ]+", text)
 
 
+@pytest.mark.parametrize("example", ["grpo"], indirect=True)
+def test_grpo(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Turns red when a ratio on policy is not 1, or the trained model cannot be loaded."""
+    curve, trained = tmp_path / "curve.json", tmp_path / "trained"
+    sizes = ["--steps", "2", "--group", "2", "--max-tokens", "4", "--threads", "1"]
+    example.main([*sizes, "--output", str(curve), "--save", str(trained)])
+    figures = json.loads(curve.read_text())["figures"]
+    assert figures["largest_ratio_error"]["values"] == [0, 0]
+    assert len(capsys.readouterr().out.splitlines()) == len(figures["reward"]["values"]) == 2
+    with LLM(str(trained), quiet=True, num_kv_blocks=64) as llm:
+        assert llm.generate("import ", SamplingParams(max_tokens=4))[0].outputs[0].text
+
+
 @pytest.mark.parametrize("example", ["embed_folder"], indirect=True)
 def test_embed_folder(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Turns red when vectors belong to other files, or a long file stops the others."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from quire.platform import detect_platform
 from quire.platform.outputs import check_new_folder
 from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
 
-__all__ = ["convert_model"]
+__all__ = ["convert_model", "copy_rest", "new_checkpoint"]
 
 DTYPE = "bfloat16"
 COPIED = (".json", ".jinja", ".model", ".tiktoken", ".txt")
@@ -53,13 +54,8 @@ def convert_model(
     if quantization is not None and quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
-    check_new_folder(out)
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
-    spec = replace(read_model_spec(folder), dtype=DTYPE)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with new_checkpoint(folder, out) as partial:
+        spec = replace(read_model_spec(folder), dtype=DTYPE)
         from quire.models.convert import NamedFormats, convert_weights
         from quire.ops import build_op_set, force_isa
 
@@ -71,7 +67,21 @@ def convert_model(
         if converted.quantization is not None:
             config["quantization_config"] = converted.quantization
         _write_json(partial / "config.json", config)
-        _write_rest(folder, partial)
+        copy_rest(folder, partial)
+
+
+@contextmanager
+def new_checkpoint(folder: Path, out: Path) -> Generator[Path, None, None]:
+    """Give an empty folder in which a checkpoint is written that is made of `folder`; it becomes
+    `out` at the end, and is gone after an exception. It gets a config.json. Raises ConfigError: out
+    is there, lies in `folder`, or cannot be written."""
+    check_new_folder(out)
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
         for file in partial.glob("*.safetensors"):  # which is written for its owner alone
             shutil.copymode(partial / "config.json", file)
         partial.rename(out)
@@ -94,8 +104,8 @@ def _config(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in stored}
 
 
-def _write_rest(folder: Path, out: Path) -> None:
-    """Tokenizer, templates, settings of generation, and what becomes of hidden states."""
+def copy_rest(folder: Path, out: Path) -> None:
+    """Write tokenizer, templates, settings of generation, and what becomes of hidden states."""
     if not is_gguf(folder):
         modules = module_folders(folder)
         for path in sorted(folder.iterdir()):

@@ -1,0 +1,62 @@
+"""Gradients of the reference are those of `transformers`, for every variant of the families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire.config import read_model_spec
+from quire.errors import ConfigError
+from quire.training import ReferenceModel
+from tests.models.families import CASES, Case, random_sequences, write_checkpoint
+
+TOLERANCE = 1e-4
+"""Relative error of gradients in float32."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    """Turns red when a gradient does not reach a weight, or reaches its neighbour's place."""
+    model: Any = write_checkpoint(case, tmp_path)
+    spec = read_model_spec(tmp_path, implementation="quire")
+    if spec.states or spec.latent is not None:
+        with pytest.raises(ConfigError, match=f"{spec.architecture} cannot be trained: it has"):
+            ReferenceModel(spec, tmp_path, case.max_positions, max_tokens=64)
+        return
+    reference = ReferenceModel(spec, tmp_path, case.max_positions, max_tokens=64)
+    sequences = [each for each in random_sequences(case.lengths).values() if len(each) > 1]
+    weights = {name: load_file(info.file)[name].float() for name, info in reference.stored.items()}
+    outer = torch.randn(
+        sum(len(each) - 1 for each in sequences), generator=torch.Generator().manual_seed(0)
+    )
+    values = list[torch.Tensor]()
+    for tokens in sequences:
+        ids = torch.tensor([tokens])
+        logits = model(ids).logits[0, :-1].float()
+        values.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0])
+    expected = torch.cat(values)
+    got = reference.log_probs(weights, sequences)
+    torch.testing.assert_close(got, expected.detach(), rtol=1e-4, atol=1e-4)
+    (expected * outer).sum().backward()
+    found = reference.gradients(weights, list(weights), sequences, outer)
+    wanted = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    for name in wanted.keys() & found.keys():
+        gap = float((found[name] - wanted[name]).abs().max())
+        assert gap <= TOLERANCE * (largest / 100 + float(wanted[name].abs().max())), name
+    # `transformers` joins the matrices of experts, so their gradients are compared by their norm.
+    buffers = dict(model.named_buffers())
+    mine = {name: each for name, each in found.items() if name not in buffers}
+    torch.testing.assert_close(norm_of(mine), norm_of(wanted), rtol=TOLERANCE, atol=0)
+
+
+def norm_of(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.flatten() for each in gradients.values()]).norm()
