@@ -262,7 +262,7 @@ def encoders(turns: int, num_tiles: int, threads: int, note: Callable[[str, floa
     pixels = ((tiles.float() / 255 - 0.5) / 0.5).permute(0, 3, 1, 2).contiguous().bfloat16()
 
     def by_quire() -> None:
-        torch.set_num_threads(1)  # as in the engine's worker
+        torch.set_num_threads(threads)  # as `ImageEncoder` has it
         for tile in tiles.split(1):
             own.encode(tile, torch.bfloat16)
 

@@ -66,12 +66,11 @@ class SiglipSpec:
 
     @property
     def activation_elements(self) -> int:
-        """Elements that the encoder holds at once for a square. Scores are none of them: torch
-        makes those of a few queries at a time."""
+        """Elements that the encoder holds at once for a square, with the scores of one head."""
         size, patches = self.hidden_size, self.patches_per_side**2
         of_pixels = 2 * NUM_CHANNELS * self.tile_size**2
         inner = max(2 * self.intermediate_size, 5 * size)
-        return of_pixels + patches * (3 * size + inner)
+        return of_pixels + patches * (3 * size + inner + patches)
 
 
 def read_siglip(vision: RawConfig, defaults: Mapping[str, Any]) -> SiglipSpec:
