@@ -20,6 +20,7 @@ from quire.config.sentence import read_sentence_settings
 from quire.engine.convert import convert_model
 from quire.errors import ConfigError
 from tests.encoder_writer import write_sentence_files
+from tests.gguf_tokenizer import tokenizer_metadata
 from tests.gguf_writer import gguf_metadata, gguf_tensors, write_gguf
 from tests.models.families import Case, write_checkpoint
 from tests.models.harness import PagedModel
@@ -221,22 +222,9 @@ def test_gguf_converts(quantization: str | None, tmp_path: Path) -> None:
     """With its tokenizer and template, which are in the file."""
     bundled = bundled_model_path()
     config = SimpleNamespace(**json.loads((bundled / "config.json").read_text()))
-    tokens = json.loads((bundled / "tokenizer.json").read_text())["model"]["vocab"]
-    merges = json.loads((bundled / "tokenizer.json").read_text())["model"]["merges"]
-    added = {
-        token["content"]: token["id"]
-        for token in json.loads((bundled / "tokenizer.json").read_text())["added_tokens"]
-    }
-    ids = tokens | added
-    ordered = sorted(ids, key=lambda token: ids[token])
     metadata = gguf_metadata("llama", config) | {
         "llama.rope.freq_base": config.rope_theta,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": ordered,
-        "tokenizer.ggml.token_type": [3 if token in added else 1 for token in ordered],
-        "tokenizer.ggml.merges": [m if isinstance(m, str) else " ".join(m) for m in merges],
-        "tokenizer.chat_template": (bundled / "chat_template.jinja").read_text(),
+        **tokenizer_metadata(bundled),
     }
     weights = load_file(bundled / "model.safetensors")
     wide = {name: tensor.float() for name, tensor in weights.items()}

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
+from tests.gguf_tokenizer import tokenizer_metadata
 from tests.gguf_writer import gguf_metadata, gguf_tensors, write_gguf
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -26,19 +27,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = SimpleNamespace(**json.loads((bundled / "config.json").read_text()))
     weights = load_file(bundled / "model.safetensors")
     save_file({name: w.float() for name, w in weights.items()}, folder / "model.safetensors")
-    stored = json.loads((bundled / "tokenizer.json").read_text())
-    added = {token["content"]: token["id"] for token in stored["added_tokens"]}
-    ids = {**stored["model"]["vocab"], **added}
-    merges = [m if isinstance(m, str) else " ".join(m) for m in stored["model"]["merges"]]
     metadata = gguf_metadata("llama", config) | {
         "llama.rope.freq_base": config.rope_theta,
         "tokenizer.ggml.eot_token_id": 9,  # of generation_config.json
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": sorted(ids, key=lambda token: ids[token]),
-        "tokenizer.ggml.token_type": [3 if t in added else 1 for t in sorted(ids, key=ids.get)],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.chat_template": (bundled / "chat_template.jinja").read_text(),
+        **tokenizer_metadata(bundled),
     }
     return write_gguf(folder / "model.gguf", metadata, gguf_tensors(folder, "llama", config))
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -48,6 +48,7 @@ FLAGS = {
     "vllm": ("--max-model-len", "2048", "--no-enable-prefix-caching"),
 }
 START_LIMIT_S = 900.0
+SERVED_NAME = "llama-12m"
 
 
 def write_model(folder: Path) -> None:
@@ -61,14 +62,17 @@ def write_model(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(name: str, flags: list[str]) -> Iterator[RemoteServer]:
-    """A server on a free port, while it is needed; what it says goes to stderr."""
+def served(
+    name: str, flags: list[str], write: Callable[[Path], None] = write_model
+) -> Iterator[RemoteServer]:
+    """A server on a free port, while it is needed; what it says goes to stderr. write: writes the
+    files of the model beside its weights, which are random."""
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
+        write(Path(folder))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         address = ("--host", "127.0.0.1", "--port", str(port))
-        model = (folder, "--load-format", "dummy", "--served-model-name", "llama-12m")
+        model = (folder, "--load-format", "dummy", "--served-model-name", SERVED_NAME)
         process = subprocess.Popen(
             [*COMMANDS[name], *model, *address, *FLAGS[name], *flags],
             stdout=sys.stderr, start_new_session=True,

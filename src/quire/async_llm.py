@@ -49,6 +49,7 @@ from quire.rendering import (
     TokenizerFace,
     truncated,
 )
+from quire.rendering.media.parts import IMAGE_FIELDS
 from quire.telemetry.engine_stats import Metric, scheduler_metrics
 
 __all__ = ["AsyncLLM"]
@@ -212,7 +213,7 @@ class AsyncLLM:
     async def _render(self, prompt: Prompt, lora: LoRARequest | None) -> RenderedPrompt:
         """A prompt with its adapter. Other requests may be added meanwhile."""
         render = partial(self.engine.renderer.render_prompt, prompt)
-        has_images = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
+        has_images = isinstance(prompt, Mapping) and any(map(prompt.get, IMAGE_FIELDS))
         rendered = await asyncio.to_thread(render) if has_images else render()
         if lora is not None:  # its files may be large
             rendered = await asyncio.to_thread(self._adapters.put, rendered, lora)

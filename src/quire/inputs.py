@@ -14,10 +14,12 @@ PromptType = Prompt
 
 class _Given(TypedDict, total=False):
     """cache_salt: only prompts of the same one share cached prefixes. multi_modal_data: images, as
-    {"image": one or a list}, for models that take some."""
+    {"image": one or a list}, for models that take some. multi_modal_uuids: names of these, by which
+    later prompts may have them (None in place of the image)."""
 
     cache_salt: str
     multi_modal_data: Any
+    multi_modal_uuids: Any
 
 
 class _Text(TypedDict):

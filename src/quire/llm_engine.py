@@ -52,7 +52,10 @@ def built_engine(settings: Mapping[str, Any]) -> Engine:
     chosen.pop("output_hooks", None)
     if not isinstance(hooks, Sequence) or isinstance(hooks, str):
         raise ConfigError(f"Setting output_hooks cannot be {hooks!r:.80}. Give a list of hooks.")
-    return build_engine(EngineSettings.from_options(chosen), hooks=hooks)
+    engine = build_engine(EngineSettings.from_options(chosen), hooks=hooks)
+    if engine.renderer.images is not None:
+        engine.renderer.images.keep_by_name()
+    return engine
 
 
 class LLMEngine:

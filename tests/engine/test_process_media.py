@@ -206,6 +206,32 @@ def test_an_engine_that_is_ready_later_has_media_from_before() -> None:
     run(work())
 
 
+def test_one_engine_of_two_dies_before_it_has_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the request fails, although the other one could serve it."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            first, second = clients_of(host)
+            wanted = await collect(await ask_media(client, await put(client, WORDS), seed=1))
+            ask = first._queries.ask
+
+            async def killed(send: Any) -> Any:
+                os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+                return await ask(lambda _: None)
+
+            monkeypatch.setattr(first._queries, "ask", killed)
+            media = await put(client, WORDS)
+            monkeypatch.undo()
+            for each in (second, first):
+                await until_state(each, EngineState.READY)
+                found = await collect(await ask_media(each, media, seed=1))
+                assert found.tokens == wanted.tokens
+            client.drop_media([media.span.handle])
+
+    run(work())
+
+
 def test_media_that_one_engine_refuses_wait_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: the others are asked to forget them, and never answer the one that waits."""
 
@@ -221,7 +247,7 @@ def test_media_that_one_engine_refuses_wait_for_no_other(monkeypatch: pytest.Mon
                 await asyncio.Event().wait()
                 raise AssertionError
 
-            monkeypatch.setattr(first, "put_media", refuse)
+            monkeypatch.setattr(first, "put_media_once", refuse)
             monkeypatch.setattr(second._queries, "ask", forgotten)
             before = asyncio.all_tasks()
             handle = client.reserve_handles(1)

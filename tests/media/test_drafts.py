@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.image_oracle import SETTINGS, asked, tokens
 from tests.image_writer import picture
 
 from quire import LLM, SamplingParams
+from quire.config.settings import EngineSettings
+from quire.config.startup import find_model
 
 NUM_TOKENS = 48
 
@@ -49,6 +53,38 @@ def wanted(
             tokens(*llm.generate(prompt, each, use_tqdm=False))
             for prompt, each in zip(prompts, params, strict=True)
         ]
+
+
+def test_a_draft_model_sees_image_tokens_as_text(
+    kind: str,
+    kind_folder: Path,
+    prompts: list[Any],
+    params: list[SamplingParams],
+    wanted: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    """It has no encoder: its guesses are worse, and change nothing."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    vocab_size = find_model(EngineSettings(model=str(kind_folder))).spec.vocab_size
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    shutil.copy(kind_folder / "tokenizer.json", tmp_path)
+    speculation = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 3}
+    for cut in ({}, {"max_num_batched_tokens": 20, "max_num_seqs": 4}):
+        with LLM(str(kind_folder), **SETTINGS, **cut, speculative_config=speculation) as llm:
+            for _ in range(2):
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                assert [tokens(each) for each in outputs] == wanted
+            assert llm.engine.client.stats().accepted_drafts_total > 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])

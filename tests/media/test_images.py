@@ -41,6 +41,7 @@ from quire.config.startup import find_model, plan_startup
 from quire.platform import detect_platform
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.idefics3 import make_tiles
+from quire.rendering.media.images import ImagesByName
 
 
 @pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
@@ -101,6 +102,64 @@ def test_paths_and_token_ids(llm: LLM, tmp_path: Path) -> None:
     part, question = {"type": "image_pil", "image_pil": image}, {"type": "text", "text": "What?"}
     (chat,) = llm.chat([{"role": "user", "content": [part, question]}], GREEDY, use_tqdm=False)
     assert tokens(chat) == wanted
+
+
+def test_images_by_name(llm: LLM) -> None:
+    """As `multi_modal_uuids` and `uuid` of vLLM: a name stands for the image that had it before."""
+    first, second, text = picture(50, 60), picture(60, 50, seed=1), f"A {IMAGE} and {IMAGE} B"
+    prompt = {**asked(text, first, second), "multi_modal_uuids": {"image": ["one", None]}}
+    (wanted,) = llm.generate(asked(text, first, second), GREEDY, use_tqdm=False)
+    named: dict[str, Any] = {
+        "prompt": text,
+        "multi_modal_data": {"image": [None, second]},
+        "multi_modal_uuids": {"image": ["one", "two"]},
+    }
+    both = {"prompt": text, "multi_modal_uuids": {"image": ["one", "two"]}}
+    for each in (prompt, named, both):
+        assert tokens(*llm.generate(each, GREEDY, use_tqdm=False)) == tokens(wanted)
+    url = {"url": data_url(first), "detail": "low"}
+    sent = {"type": "image_url", "image_url": url, "uuid": "three"}
+    chats: list[list[int]] = []
+    for part in (sent, {"type": "image_url", "image_url": {"detail": "low"}, "uuid": "three"}):
+        (found,) = llm.chat([{"role": "user", "content": [part]}], GREEDY, use_tqdm=False)
+        chats.append([*found.prompt_token_ids, *tokens(found)])
+    assert chats[0] == chats[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        (
+            {"multi_modal_uuids": {"image": ["lost"]}},
+            r"multi_modal_uuids\.image\[0\] is 'lost', and no image of that name is kept",
+        ),
+        ({"multi_modal_uuids": {"image": [7]}}, r"multi_modal_uuids\.image\[0\] is 7: send a text"),
+        ({"multi_modal_uuids": {"video": ["a"]}}, "multi_modal_uuids has 'video'"),
+        ({"multi_modal_uuids": "a"}, "multi_modal_uuids is 'a': give"),
+        (
+            {**asked("", picture(9, 9)), "multi_modal_uuids": {"image": ["a", "b"]}},
+            "2 names for 1 images",
+        ),
+    ],
+)
+def test_names_that_are_refused(fields: dict[str, Any], wanted: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=wanted):
+        llm.generate({**fields, "prompt": IMAGE}, GREEDY, use_tqdm=False)
+
+
+def test_named_images_that_were_used_least_recently_go_first() -> None:
+    kept = ImagesByName(100)
+    for name in ("a", "b"):
+        kept.put(name, name, 40)
+    assert kept.find("a", "here") == "a"
+    kept.put("c", "c", 40)
+    with pytest.raises(RequestError, match="here is 'b', and no image of that name is kept"):
+        kept.find("b", "here")
+    kept.put("a", "new", 70)
+    assert kept.find("a", "here") == "new"
+    kept.put("large", "large", 101)
+    with pytest.raises(RequestError, match="'large'"):
+        kept.find("large", "here")
 
 
 def test_low_detail_takes_one_tile(llm: LLM) -> None:

@@ -20,7 +20,7 @@ from quire.config.settings import EngineSettings, setting_values
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.client_table import ConnectedClient
 from quire.engine.core.media_intake import MediaIntake
-from quire.errors import RequestError
+from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason
 from quire.protocol.media import ImageTiles, Media, MediaInfo
 from quire.protocol.messages import PutMedia
@@ -98,14 +98,31 @@ def test_streams_go_on_when_the_core_is_killed(
             coming = asyncio.ensure_future(put(client, prompts[2]))
             os.kill(host.supervisor.pid, signal.SIGKILL)
             await until_state(client, EngineState.RESTARTING)
-            await asyncio.wait([coming])
+            again = await coming
             await until_state(client, EngineState.READY)
-            late = await answer(client, *pairs[2])
-            for found, tokens in zip([*await asyncio.gather(*early), late], wanted, strict=True):
-                assert found.finishes[0].reason is FinishReason.LENGTH
-                assert found.tokens[0] == tokens
-            client.drop_media([each[0].span.handle for each in media])
+            late = [await answer(client, prompts[2], each) for each in (media[2], again)]
+            found = [*await asyncio.gather(*early), *late]
+            for each, tokens in zip(found, [*wanted, wanted[2]], strict=True):
+                assert each.finishes[0].reason is FinishReason.LENGTH
+                assert each.tokens[0] == tokens
+            client.drop_media([each[0].span.handle for each in [*media, again]])
             await until_idle(client)
+
+    run(work())
+
+
+def test_an_image_survives_as_many_cores_as_a_request(folder: Path) -> None:
+    """Fault: an image that ends the core would end each core after it."""
+    tiles = ImageTiles(bytes(3 * 28 * 28), 1, 28, 28)
+
+    async def work() -> None:
+        async with hosted(settings=settings_of(folder), max_replays=0) as host:
+            client = host.client
+            coming = asyncio.ensure_future(client.put_media(client.reserve_handles(1), tiles))
+            os.kill(host.supervisor.pid, signal.SIGKILL)
+            with pytest.raises(EngineUnavailableError, match="died before it answered"):
+                await coming
+            assert not client._media
 
     run(work())
 

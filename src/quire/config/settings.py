@@ -131,6 +131,11 @@ class ModelSettings:
     max_image_pixels: int = _setting(
         2**25, "pixels of one image, which are counted before it is decoded", kind="count", low=1
     )
+    mmproj: str | None = _setting(
+        None,
+        "GGUF file with the image encoder of a GGUF model; if unset, the one beside the model that "
+        "has mmproj in its name",
+    )
     image_cache: int = _setting(
         64 * 2**20, "memory for encoded images that no request needs now", kind="bytes", low=0
     )

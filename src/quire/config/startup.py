@@ -14,6 +14,7 @@ from quire.config.gguf import is_gguf
 from quire.config.hf import read_json
 from quire.config.hub import local_folder, resolve_model_folder
 from quire.config.media.images import find_images
+from quire.config.media.registry import with_tower
 from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
@@ -135,6 +136,7 @@ def plan_startup(settings: EngineSettings, platform: Platform) -> StartupPlan:
     checkpoint = None if settings.load_format == "dummy" else read_checkpoint(found.folder)
     if checkpoint is not None:
         _tell_left_out(found, checkpoint)
+        checkpoint = with_tower(checkpoint, found.spec.images)
     draft = find_draft(settings, found.spec, found.folder, checkpoint)
     resolved = resolve(settings, found.spec, checkpoint, platform, draft)
     return StartupPlan(found.folder, settings, resolved, checkpoint)

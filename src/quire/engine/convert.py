@@ -9,20 +9,25 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quire.config import read_json, read_model_spec
 from quire.config.checkpoint import INDEX_NAME
 from quire.config.families.reader import flat_config
 from quire.config.gguf import config_of, is_gguf, read_gguf_parts
+from quire.config.media.images import find_images
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.sentence import module_folders
+from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.platform import detect_platform
 from quire.platform.outputs import check_new_folder
 from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
 
 __all__ = ["convert_model", "copy_rest", "new_checkpoint"]
+
+_ON_STORAGE = ("quantization_config", "compression_config", "torch_dtype")
+"""Keys of config.json on how weights are stored."""
 
 DTYPE = "bfloat16"
 COPIED = (".json", ".jinja", ".model", ".tiktoken", ".txt")
@@ -56,6 +61,9 @@ def convert_model(
         raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
     with new_checkpoint(folder, out) as partial:
         spec = replace(read_model_spec(folder), dtype=DTYPE)
+        # Of a GGUF model the language model alone is written.
+        images = None if is_gguf(folder) else find_images(folder, spec, EngineSettings())
+        spec = replace(spec, images=images)
         from quire.models.convert import NamedFormats, convert_weights
         from quire.ops import build_op_set, force_isa
 
@@ -63,7 +71,11 @@ def convert_model(
         formats = NamedFormats(ops, quantization, plain_head=plain_head, rotate=rotate)
         converted = convert_weights(spec, folder, partial, ops, formats)
         _write_json(partial / INDEX_NAME, converted.index)
-        config = _config(folder) | {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
+        stated = {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
+        if images is None:
+            config = _config(folder) | stated
+        else:
+            config = _nested_config(folder, stated)
         if converted.quantization is not None:
             config["quantization_config"] = converted.quantization
         _write_json(partial / "config.json", config)
@@ -100,8 +112,21 @@ def _config(folder: Path) -> dict[str, Any]:
         # null is a value to transformers, where the file says nothing
         return {key: value for key, value in stated.items() if value is not None}
     config = flat_config(read_json(folder / "config.json")).as_dict()
-    stored = ("quantization_config", "compression_config", "torch_dtype")
-    return {key: value for key, value in config.items() if key not in stored}
+    return {key: value for key, value in config.items() if key not in _ON_STORAGE}
+
+
+def _nested_config(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a model with more parts than text. stated: values of all parts as far
+    as they have them, and of the text model."""
+    config = read_json(folder / "config.json").as_dict()
+    text = config.get("text_config")
+    for key, section in config.items():
+        if isinstance(section, dict):
+            part = cast("dict[str, Any]", section)
+            known = {name: value for name, value in stated.items() if name in part}
+            plain = {name: value for name, value in part.items() if name not in _ON_STORAGE}
+            config[key] = plain | (stated if section is text else known)
+    return {key: value for key, value in config.items() if key not in _ON_STORAGE} | dict(stated)
 
 
 def copy_rest(folder: Path, out: Path) -> None:

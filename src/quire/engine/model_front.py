@@ -74,7 +74,7 @@ def load_model_front(settings: EngineSettings, folder: Path, spec: ModelSpec) ->
         renderer=renderer,
         eos_token_ids=frozenset((*spec.eos_token_ids, *(() if own is None else (own,)))),
         default_sampling=spec.generation.sampling(),
-        provenance=Provenance(settings, folder, renderer),
+        provenance=Provenance(settings, folder, renderer, spec.images),
         sentences=read_sentence_settings(
             folder,
             is_encoder=spec.is_encoder,

@@ -14,6 +14,8 @@ import quire
 from quire.config import env
 from quire.config.checkpoint import read_checkpoint
 from quire.config.kv_disk.digest import digest_files, stamp_files
+from quire.config.media.image_spec import ImageSpec
+from quire.config.media.registry import with_tower
 from quire.config.model_spec import GenerationDefaults
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
@@ -90,11 +92,18 @@ class Provenance:
     """The front's part of it: digests of weights, tokenizer and chat template, made when the first
     request asks for a receipt. Safe to share between threads."""
 
-    def __init__(self, settings: EngineSettings, folder: Path, renderer: Renderer) -> None:
-        """folder: local folder of the checkpoint."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        folder: Path,
+        renderer: Renderer,
+        images: ImageSpec | None = None,
+    ) -> None:
+        """folder: local folder of the checkpoint. images: images that the model reads."""
         self._settings = settings
         self._folder = folder
         self._renderer = renderer
+        self._images = images
         self._lock = threading.Lock()
         self._files: Sequence[Path] | None = None
         self._weights: tuple[str, str] | None = None  # stamp of the files, and their digest
@@ -143,7 +152,7 @@ class Provenance:
             return "made up"
         try:
             if self._files is None:
-                self._files = read_checkpoint(self._folder).files
+                self._files = with_tower(read_checkpoint(self._folder), self._images).files
             stamp = stamp_files(self._files)
             if stamp == facts.files and (self._weights is None or self._weights[0] != stamp):
                 made = digest_files(self._files, env.cache_folder() / "digests.json").hex()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from quire.attention import ReferenceAttention
@@ -59,9 +59,11 @@ def convert_weights(
     formats: NamedFormats,
 ) -> Converted:
     """Write the weights of the checkpoint `folder` into files of the folder `out`, in `spec.dtype`,
-    and matrices in the formats of `formats` as those of compressed-tensors. MTP layers go along.
+    and matrices in the formats of `formats` as those of compressed-tensors. MTP layers go along. If
+    `spec` takes images, all names stay those on disk, and what is beside the language model is
+    copied, matrices of wider numbers than 16 bits in `spec.dtype`.
 
-    Raises ConfigError as `load_model`.
+    Raises ConfigError as `load_model`, and for an image encoder that is quantized.
     """
     factory = LayerFactory(
         ops,
@@ -73,7 +75,9 @@ def convert_weights(
     )
     checkpoint = read_checkpoint(folder)
     model, plan = match_weights(spec, folder, factory, checkpoint)
-    targets = model.weight_map.targets(model)
+    rename = _names_on_disk(checkpoint) if spec.images is not None else str
+    plain_targets = model.weight_map.targets(model)
+    targets = {rename(name): target for name, target in plain_targets.items()}
     for head, of_head in _mtp_layers(spec, folder, checkpoint, model, factory, ops):
         targets |= head.weight_map.targets(head)
         plan += of_head
@@ -93,8 +97,9 @@ def convert_weights(
         own, rotation = chosen[name]
         for kind, tensor in compress(own, rows, words=words, rotation=rotation).items():
             shards.add(f"{module}.{kind}", tensor)
-    settings = quantization_config(targets, chosen) if formats.quantizes else None
-    is_tied = spec.has_head and model.weight_map.head not in targets
+    beside = _copy_others(checkpoint, targets, shards, dtype) if spec.images is not None else []
+    settings = quantization_config(targets, chosen, beside) if formats.quantizes else None
+    is_tied = spec.has_head and model.weight_map.head not in plain_targets
     return Converted(shards.finish(), is_tied, settings)
 
 
@@ -119,6 +124,51 @@ def _mtp_layers(
             _log.warning("the layer %s* is left out: %s", draft.start, error)
             continue
         yield head, plan
+
+
+def _names_on_disk(checkpoint: Checkpoint) -> Callable[[str], str]:
+    """Return the way from a name in a model of text alone to the one that it has in `checkpoint`,
+    where the text model is a part."""
+    prefixes: dict[str, str] = {}
+    for name, tensor in checkpoint.tensors.items():
+        start = name.partition(".")[0]
+        prefixes.setdefault(start, tensor.name.removesuffix(name.removeprefix(start)))
+
+    def rename(name: str) -> str:
+        start, dot, rest = name.partition(".")
+        return prefixes.get(start, start) + dot + rest
+
+    return rename
+
+
+def _copy_others(
+    checkpoint: Checkpoint, written: Collection[str], shards: _Shards, dtype: torch.dtype
+) -> list[str]:
+    """Write what is beside the language model, and return the names of its matrices' modules.
+    written: names of tensors that are written already, such as those of MTP layers."""
+    modules: list[str] = []
+    for file in checkpoint.files:
+        own = [
+            tensor
+            for tensor in checkpoint.others.values()
+            if tensor.file == file and tensor.name not in written
+        ]
+        if not own:
+            continue
+        with safe_open(file, framework="pt") as opened:
+            for tensor in sorted(own, key=lambda each: each.start):
+                if tensor.packed is not None:
+                    raise ConfigError(
+                        f"{file}: tensor {tensor.name!r} beside the language model is quantized "
+                        f"({tensor.dtype}); convert the checkpoint with an encoder in 16 bits"
+                    )
+                weight: torch.Tensor = opened.get_tensor(tensor.name)
+                is_wide = weight.is_floating_point() and weight.element_size() > dtype.itemsize
+                is_wide = is_wide and weight.dim() > 1  # norms that lack 1 have other bits rounded
+                shards.add(tensor.name, weight.to(dtype) if is_wide else weight)
+                if tensor.name.endswith(".weight") and weight.dim() > 1:
+                    modules.append(tensor.name.removesuffix(".weight"))
+    return modules
 
 
 class NamedFormats:
@@ -174,10 +224,11 @@ def format_of(target: WeightTarget) -> Chosen:
 
 
 def quantization_config(
-    targets: Mapping[str, WeightTarget], chosen: Mapping[str, Chosen]
+    targets: Mapping[str, WeightTarget], chosen: Mapping[str, Chosen], beside: Sequence[str] = ()
 ) -> dict[str, Any]:
     """`quantization_config` as compressed-tensors has it; the most common format is that of all
-    linear layers, others name their modules, and so do rotations."""
+    linear layers, others name their modules, and so do rotations. beside: modules beside the
+    model, which are plain."""
     modules: dict[str, list[str]] = {}
     rotated: dict[int, list[str]] = {}
     for name, target in targets.items():
@@ -186,7 +237,7 @@ def quantization_config(
             modules.setdefault(own, []).append(name.removesuffix(".weight"))
             if rotation > 1:
                 rotated.setdefault(rotation, []).append(name.removesuffix(".weight"))
-    ignored = modules.pop("plain", [])
+    ignored = [*modules.pop("plain", []), *beside]
     words = any(name in INT4_FORMATS for name in modules)
     ordered = sorted(modules, key=lambda name: -len(modules[name]))
     groups: dict[str, Any] = {}

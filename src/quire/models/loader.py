@@ -25,6 +25,7 @@ from safetensors import safe_open
 from quire.config import Checkpoint, ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
 from quire.config.hf import StoredTensor
+from quire.config.media.registry import with_tower
 from quire.config.model_spec import GenericTraits
 from quire.config.packed import PackedLayout
 from quire.errors import ConfigError
@@ -152,16 +153,18 @@ def load_tower(
     if load_format == "dummy":
         _fill(targets.values(), dummy_weights(targets, dtype, seed))
         return tower
-    checkpoint, names = read_checkpoint(folder), tower.weight_map
+    checkpoint, names = with_tower(read_checkpoint(folder), spec.images), tower.weight_map
     others = {names.canonical(name, targets): each for name, each in checkpoint.others.items()}
     missing = [name for name in targets if name not in others]
     if missing:
         raise ConfigError(
-            f"{folder}: {_listed(missing, 'tensor')} of the image encoder missing from the weight "
-            "files. Fetch the checkpoint again, or give limit_mm_per_prompt={'image': 0}"
+            f"{spec.images.file or folder}: {_listed(missing, 'tensor')} of the image encoder "
+            "missing from the weight files. Fetch the checkpoint again, or give "
+            "limit_mm_per_prompt={'image': 0}"
         )
     plan = [(_flat(others[name], target), target) for name, target in targets.items()]
-    weights = read_weights(plan, checkpoint.files, dtype, progress=False, replaced={})
+    files = tuple(dict.fromkeys(tensor.file for tensor, _ in plan))
+    weights = read_weights(plan, files, dtype, progress=False)
     _fill(
         targets.values(),
         (
@@ -181,9 +184,11 @@ def _flat(tensor: TensorInfo, target: WeightTarget) -> TensorInfo:
     if shape != target.shape:
         raise ConfigError(
             f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, but "
-            f"config.json asks for {list(target.shape)}; correct it, or use the matching files"
+            f"{'config.json' if tensor.gguf is None else 'its metadata'} asks for "
+            f"{list(target.shape)}; correct it, or use the matching files"
         )
-    if tensor.packed is not None or tensor.dtype not in FLOAT_DTYPES:
+    is_plain = tensor.packed is None and tensor.dtype in FLOAT_DTYPES
+    if tensor.gguf is None and not is_plain:
         raise ConfigError(
             f"{tensor.file}: tensor {tensor.name!r} of the image encoder is stored as "
             f"{tensor.dtype}; use weights in one of {', '.join(FLOAT_DTYPES)}, or give "

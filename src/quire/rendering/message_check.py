@@ -27,7 +27,10 @@ ROWS_PART_TYPE = "image_embeds"
 IMAGE_PART_TYPES = ("image_url", "input_image", "image", "image_pil", ROWS_PART_TYPE)
 # Stands in messages, with its number as "index", where an image was taken out of them.
 IMAGE_MARK = "image"
-TEXT_ONLY = "The served model takes text only. Send text parts."
+TEXT_ONLY = (
+    "The served model takes text only. Send text parts. A GGUF model takes images with its mmproj "
+    "file (setting mmproj)."
+)
 _UNHEARD = {
     "input_audio": "audio",
     "audio_url": "audio",

@@ -20,7 +20,7 @@ from quire.rendering.detokenize import IncrementalDetokenizer, TokenOffsets, has
 from quire.rendering.folder import require_folder
 from quire.rendering.media.door import EmbedsPart, MediaPart
 from quire.rendering.media.images import ImageRenderer
-from quire.rendering.media.parts import images_of, in_order, take_images
+from quire.rendering.media.parts import IMAGE_FIELDS, images_of, in_order, take_images
 from quire.rendering.media.sources import ImageSource
 from quire.rendering.message_check import TEXT_ONLY
 from quire.rendering.messages import ArgumentsForm, checked_messages, fit_arguments
@@ -31,10 +31,9 @@ LONGEST_TAIL = 64
 """Tokens that a template writes behind the last message, at most."""
 
 _PROMPT_KEYS = frozenset(
-    {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data"}
+    {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *IMAGE_FIELDS}
 )
 _FOREIGN_KEYS: Mapping[str, ForeignName] = {
-    "multi_modal_uuids": ForeignName("images are known by their contents"),
     "mm_processor_kwargs": ForeignName("images are prepared as the checkpoint says"),
     "encoder_prompt": ForeignName("no model has an encoder"),
     "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
@@ -107,7 +106,7 @@ class RenderedPrompt:
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, which may have a cache_salt and
-multi_modal_data, {"prompt_embeds": tensor}, or what a renderer made of one of these."""
+`IMAGE_FIELDS`, {"prompt_embeds": tensor}, or what a renderer made of one of these."""
 
 
 class RendersChats(Protocol):
@@ -242,9 +241,9 @@ class Renderer:
         if isinstance(prompt, Mapping):
             if "prompt_embeds" in prompt:
                 return RenderedPrompt([], parts=(EmbedsPart(_embeds_of(prompt)),))
-            sources = images_of(prompt.get("multi_modal_data"))
+            sources = images_of(prompt)
             if sources:
-                bare = {key: prompt[key] for key in prompt if key != "multi_modal_data"}
+                bare = {key: prompt[key] for key in prompt if key not in IMAGE_FIELDS}
                 return self._with_images(self.render_prompt(bare, add_special_tokens), sources)
             text, token_ids, salt = _prompt_fields(prompt)
         elif isinstance(prompt, str):

@@ -6,6 +6,8 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +39,18 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, tower: ImageTower, spec: ImageSpec, device: torch.device, cache_bytes: int
+        self,
+        tower: ImageTower,
+        spec: ImageSpec,
+        device: torch.device,
+        cache_bytes: int,
+        num_threads: int,
     ) -> None:
         """device: device of the tower. cache_bytes: most bytes of rows that are kept; the least
-        recently used ones go first, and stay alive while a request has them."""
+        recently used ones go first, and stay alive while a request has them. num_threads: threads
+        of torch, which computes attention between kernels."""
         self.num_encoded = 0
+        self._num_threads = num_threads
         self._tower, self._spec, self._device = tower, spec, device
         self._cache_bytes = cache_bytes
         self._num_bytes = 0
@@ -76,8 +85,9 @@ class ImageEncoder:
     @torch.inference_mode()
     def _encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         self.num_encoded += 1
-        encoded = [self._tower.encode(tile.to(self._device), dtype) for tile in tiles.split(1)]
-        rows = torch.cat(encoded).cpu()
+        with _torch_threads(self._num_threads):
+            encoded = [self._tower.encode(tile.to(self._device), dtype) for tile in tiles.split(1)]
+            rows = torch.cat(encoded).cpu()
         if not torch.isfinite(rows).all():
             raise RequestError("the image has rows that are not finite: leave it out")
         return rows
@@ -90,3 +100,14 @@ class ImageEncoder:
         while self._num_bytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._num_bytes -= oldest.nbytes
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Give torch so many threads in this one; steps have theirs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

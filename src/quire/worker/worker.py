@@ -93,10 +93,16 @@ class Worker:
         )
 
     def _image_encoder(self) -> ImageEncoder | None:
-        loaded, cache_bytes = self._loaded, self._settings.chosen.image_cache
+        loaded, chosen = self._loaded, self._settings.chosen
         if loaded is None or loaded.tower is None or loaded.spec.images is None:
             return None
-        return ImageEncoder(loaded.tower, loaded.spec.images, self._device, cache_bytes)
+        return ImageEncoder(
+            loaded.tower,
+            loaded.spec.images,
+            self._device,
+            chosen.image_cache,
+            chosen.num_threads,
+        )
 
     def measure(self) -> Report:
         """Report what was loaded, and the memory of steps where it can be measured. Call before

@@ -52,6 +52,7 @@ class GGUFNames:
     rest_type: entry of `layer_types` for layers whose number of kv heads is 0; None if there are
     none. plain_norms: norms that hold what folders hold. blocks: beginning of the names of a
     block's tensors in folders, with its index as {}. mtp: names of an MTP layer's in folders.
+    also: further values of `general.architecture`, of the text models of checkpoints with images.
     """
 
     name: str
@@ -68,6 +69,7 @@ class GGUFNames:
     plain_norms: tuple[str, ...] = ()
     blocks: str = "model.layers.{}."
     mtp: MTPNames = DEEPSEEK_MTP
+    also: tuple[str, ...] = ()
 
 
 def expert_block(router: str, experts: str, parts: tuple[str, str, str]) -> dict[str, str]:

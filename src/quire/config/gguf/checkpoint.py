@@ -71,24 +71,37 @@ class GGUFLayout:
     entry: the tensor in the file. paired_heads: number of heads whose rows are in the order of the
     rotated pairs (first element of each half, then second, ...); 0 leaves rows as they are.
     adds_one: each number is larger by 1 than in the Hugging Face tensor. is_rate: each is -exp of
-    that there.
+    that there. frames: tensors with the further frames of a patch, [outputs, channels · pixels] as
+    `entry`; the counterpart has the frames of a channel together.
     """
 
     entry: GGUFEntry
     paired_heads: int = 0
     adds_one: bool = False
     is_rate: bool = False
+    frames: tuple[GGUFEntry, ...] = ()
 
 
 def find_architecture(header: GGUFHeader) -> tuple[GGUFNames, Family]:
     """Return the family of a file, and its names there. Raises ConfigError for an unknown
     `general.architecture`."""
     name = header.string("general.architecture")
+    if name == "clip":
+        raise ConfigError(
+            f"{header.file}: is an image encoder; give the GGUF file of its language model, and "
+            "this one by mmproj, or put it beside the model"
+        )
     known = [(family.gguf, family) for family in FAMILIES if family.gguf is not None]
-    found = {names.told_by: (names, family) for names, family in known if names.name == name}
+    found = {
+        names.told_by: (replace(names, name=name), family)
+        for names, family in known
+        if name is not None and name in (names.name, *names.also)
+    }
     if name is None or not found:
         stated = "is missing" if name is None else f"{name[:80]!r} is not supported"
-        all_names = ", ".join(sorted({names.name for names, _ in known}))
+        all_names = ", ".join(
+            sorted({each for names, _ in known for each in (names.name, *names.also)})
+        )
         raise ConfigError(
             f"{header.file}: general.architecture {stated}; quire reads GGUF files of {all_names}"
         )

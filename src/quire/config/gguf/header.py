@@ -24,6 +24,7 @@ __all__ = [
     "GGUF_MAGIC",
     "GGUFEntry",
     "GGUFHeader",
+    "float32",
     "is_gguf",
     "read_gguf_header",
     "read_gguf_parts",
@@ -91,6 +92,17 @@ class GGUFHeader:
                 return cursor.strings(found.count)
             form = f"<{found.count}{_SCALARS[found.kind]}"
             return list(struct.unpack(form, cursor.take(struct.calcsize(form))))
+
+    def value(self, key: str) -> Any:
+        """A single number; an array, one per layer, counts as its element if all are the same."""
+        if key not in self.arrays:
+            return self.metadata.get(key)
+        values = self.array(key) or [None]
+        if any(value != values[0] for value in values):
+            raise ConfigError(
+                f"{self.file}: {key} differs from layer to layer, which quire does not serve"
+            )
+        return values[0]
 
     def string(self, key: str) -> str | None:
         """The text at `key`, None if there is none. Raises ConfigError if it is no text."""
@@ -212,6 +224,17 @@ class _mapped:  # noqa: N801  a context manager reads like a verb
 
     def __exit__(self, *exception: object) -> None:
         self._data.close()
+
+
+def float32(value: Any) -> Any:
+    """Return a float32 as the shortest decimal that equals it, such as 1e-06."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", value):
+            return short
+    return value
 
 
 def is_gguf(path: Path) -> bool:

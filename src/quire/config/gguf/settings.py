@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,15 @@ from quire.config.families.qwen3_next import DELTA, DELTA_LAYOUT
 from quire.config.families.shared import FULL
 from quire.config.gguf.checkpoint import find_architecture, num_draft_blocks
 from quire.config.gguf.deepseek import deepseek_experts, has_latent, latent_settings
-from quire.config.gguf.header import GGUFHeader
+from quire.config.gguf.header import GGUFHeader, float32
+from quire.config.gguf.ropes import (
+    axes_of,
+    not_served,
+    refuse_unread_ropes,
+    rope_divisors,
+    scaling_beside,
+    scaling_of,
+)
 from quire.config.hf import RawConfig
 from quire.errors import ConfigError
 
@@ -32,21 +39,8 @@ one end alone."""
 _MESSAGE_END, _ANSWER_ENDS = "<|end|>", ("<|return|>", "<|call|>")
 """gpt-oss has all three. There the first ends a message, after which the answer goes on."""
 
-_MAX_DIVISORS = 1 << 16
-
 _GPT_OSS_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 """YaRN of gpt-oss as far as files do not say it."""
-
-_SCALING_KINDS = ("none", "linear", "yarn", "longrope")
-_SLIDING_UNSCALED = ("gemma3",)
-"""Architectures whose sliding layers would be scaled by attn_factor alone."""
-
-_READ_ROPES = frozenset((
-    "dimension_count", "freq_base", "scale_linear", "scaling.attn_factor", "scaling.factor",
-    "scaling.original_context_length", "scaling.type", "scaling.yarn_beta_fast",
-    "scaling.yarn_beta_slow", "scaling.yarn_ext_factor",
-))  # fmt: skip
-"""Settings under "rope." that are obeyed, or refused where they are read, in all files."""
 
 _STILL = 1e9
 """Divisors at and above it leave pairs of a head as they are."""
@@ -73,14 +67,14 @@ def config_of(header: GGUFHeader) -> RawConfig:
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": embedding.shape[0],
-        "hidden_size": _value(header, f"{name}.embedding_length"),
-        "num_hidden_layers": _value(header, f"{name}.block_count"),
-        "num_attention_heads": _value(header, f"{name}.attention.head_count"),
-        "rms_norm_eps": _float32(_value(header, f"{name}.attention.layer_norm_rms_epsilon")),
-        "max_position_embeddings": _value(header, f"{name}.context_length"),
+        "hidden_size": header.value(f"{name}.embedding_length"),
+        "num_hidden_layers": header.value(f"{name}.block_count"),
+        "num_attention_heads": header.value(f"{name}.attention.head_count"),
+        "rms_norm_eps": float32(header.value(f"{name}.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": header.value(f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "is_causal": header.flag(f"{name}.attention.causal"),
-        "attention_bias": name != "qwen2" and "blk.0.attn_q.bias" in header.tensors,
+        "attention_bias": family.model_type != "qwen2" and "blk.0.attn_q.bias" in header.tensors,
         "bos_token_id": header.integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(end_token_ids(header)),
         "pad_token_id": header.integer("tokenizer.ggml.padding_token_id"),
@@ -90,22 +84,22 @@ def config_of(header: GGUFHeader) -> RawConfig:
         _refuse_value_length(header, name)
     if not names.partly_rotated:
         _refuse_rotated_parts(header, name)
-    _refuse_unread_ropes(header, names, _head_dim(header, name))
-    window = _value(header, f"{name}.attention.sliding_window") or None  # files of Phi-4 have 0
+    refuse_unread_ropes(header, names, _head_dim(header, name))
+    window = header.value(f"{name}.attention.sliding_window") or None  # files of Phi-4 have 0
     raw = RawConfig(values, str(header.file))
-    theta = _float32(_value(header, f"{name}.rope.freq_base"))
+    theta = float32(header.value(f"{name}.rope.freq_base"))
     if name == "gemma4":
         values["sliding_window"] = window
         values |= _gemma4(header, values, theta)
         return raw
     kv_heads = _kv_heads(header, names)
     values |= {
-        "intermediate_size": _value(header, f"{name}.feed_forward_length"),
+        "intermediate_size": header.value(f"{name}.feed_forward_length"),
         "num_key_value_heads": values["num_attention_heads"] if kv_heads is None else kv_heads,
         "head_dim": _head_dim(header, name),
     }
     rotary_dim = header.integer(f"{name}.rope.dimension_count") or values["head_dim"]
-    scaling = _scaling(header, name, raw, rotary_dim)
+    scaling = axes_of(header, name, scaling_of(header, name, raw, rotary_dim))
     if name == "gemma3":
         values |= _gemma3(header, values, theta, scaling)
         values["sliding_window"] = window
@@ -147,36 +141,13 @@ def _kv_heads(header: GGUFHeader, names: GGUFNames) -> Any:
     """Number of kv heads of the layers that attend."""
     key = f"{names.name}.attention.head_count_kv"
     if names.rest_type is None or key not in header.arrays:
-        return _value(header, key)
+        return header.value(key)
     counts = {count for count in header.array(key) or () if count}
     if len(counts) > 1:
         raise ConfigError(
             f"{header.file}: {key} differs from layer to layer, which quire does not serve"
         )
     return next(iter(counts), None)
-
-
-def _value(header: GGUFHeader, key: str) -> Any:
-    """A single number; an array, one per layer, counts as its element if all are the same."""
-    if key not in header.arrays:
-        return header.metadata.get(key)
-    values = header.array(key) or [None]
-    if any(value != values[0] for value in values):
-        raise ConfigError(
-            f"{header.file}: {key} differs from layer to layer, which quire does not serve"
-        )
-    return values[0]
-
-
-def _float32(value: Any) -> Any:
-    """Return a float32 as the shortest decimal that equals it, such as 1e-06."""
-    if not isinstance(value, float) or not math.isfinite(value):
-        return value
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        if struct.pack("<f", short) == struct.pack("<f", value):
-            return short
-    return value
 
 
 def _refuse_value_length(header: GGUFHeader, name: str) -> None:
@@ -211,9 +182,9 @@ def _refuse_rotated_parts(header: GGUFHeader, name: str) -> None:
 def _head_dim(header: GGUFHeader, name: str) -> Any:
     """Size of a head; where it is not stated, as in files of Phi-3, heads share the hidden size.
     None if they cannot, which the reader of the config tells."""
-    stated = _value(header, f"{name}.attention.key_length")
-    heads = _value(header, f"{name}.attention.head_count")
-    hidden = _value(header, f"{name}.embedding_length")
+    stated = header.value(f"{name}.attention.key_length")
+    heads = header.value(f"{name}.attention.head_count")
+    hidden = header.value(f"{name}.embedding_length")
     if stated is not None or not (isinstance(hidden, int) and isinstance(heads, int)):
         return stated
     return hidden // heads if heads > 0 and hidden % heads == 0 else None
@@ -226,7 +197,7 @@ def _of_family(
     name = names.name
 
     def read(key: str) -> Any:
-        return _float32(_value(header, f"{name}.{key}"))
+        return float32(header.value(f"{name}.{key}"))
 
     found = {key: read(stored) for key, stored in names.numbers.items()}
     found |= names.constants
@@ -244,13 +215,13 @@ def _of_family(
         case "gpt-oss":
             ramp, scaling = _GPT_OSS_RAMP, values["rope_scaling"]
             return found | {
-                "intermediate_size": _value(header, f"{name}.expert_feed_forward_length")
+                "intermediate_size": header.value(f"{name}.expert_feed_forward_length")
                 or values["intermediate_size"],
                 "sliding_window": window,
                 "rope_scaling": None if scaling is None else {**ramp, **scaling},
             }
         case _ if names.partly_rotated:
-            original = _value(header, f"{name}.rope.scaling.original_context_length")
+            original = header.value(f"{name}.rope.scaling.original_context_length")
             return found | {
                 "sliding_window": window,
                 "partial_rotary_factor": _rotated_share(header, name, values),
@@ -313,156 +284,14 @@ def _experts(header: GGUFHeader, name: str) -> dict[str, Any]:
         "num_experts": count,
         "num_local_experts": count,
         "num_experts_per_tok": header.integer(f"{name}.expert_used_count"),
-        "clip_qkv": _float32(_value(header, f"{name}.attention.clamp_kqv")) or None,
+        "clip_qkv": float32(header.value(f"{name}.attention.clamp_kqv")) or None,
         "norm_topk_prob": name in ("qwen3moe", "lfm2moe"),
-        "moe_intermediate_size": _value(header, f"{name}.expert_feed_forward_length"),
-        "shared_expert_intermediate_size": _value(
-            header, f"{name}.expert_shared_feed_forward_length"
+        "moe_intermediate_size": header.value(f"{name}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": header.value(
+            f"{name}.expert_shared_feed_forward_length"
         ),
     }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _scaling(
-    header: GGUFHeader, name: str, raw: RawConfig, rotary_dim: Any
-) -> dict[str, Any] | None:
-    """Changes of the frequencies, as llama.cpp has them: a kind that is not stated is linear, a
-    factor divides beside divisors too, and attn_factor multiplies whatever the kind."""
-    kind, factor = _stretch(header, name)
-    stated = _float32(_value(header, f"{name}.rope.scaling.attn_factor"))
-    divisors = _rope_divisors(header, "rope_freqs.weight")
-    short, long = (_rope_divisors(header, f"rope_factors_{n}.weight") for n in ("short", "long"))
-    if (short is None) != (long is None):
-        raise ConfigError(
-            f"{header.file}: has one of rope_factors_short.weight and rope_factors_long.weight; "
-            "fetch the file again"
-        )
-    original = _value(header, f"{name}.rope.scaling.original_context_length")
-    if kind == "yarn" and (divisors or short):
-        raise _not_served(header, f"{name}.rope.scaling.type", kind, "beside divisors of its own")
-    if divisors is not None or (short is not None and long is not None):
-        return {
-            "rope_type": "longrope",
-            "short_factor": [each * factor for each in divisors or short or ()],
-            "long_factor": [each * factor for each in divisors or long or ()],
-            "attention_factor": 1.0 if divisors and stated is None else stated,
-            "original_max_position_embeddings": raw.read_optional(int, "max_position_embeddings")
-            if divisors
-            else original,
-        }
-    if kind == "yarn":
-        return _yarn(header, name, factor, original) | ({"attn_factor": stated} if stated else {})
-    if stated in (None, 1.0):
-        return None if factor == 1.0 else {"rope_type": kind, "factor": factor}
-    if kind != "linear" or not isinstance(rotary_dim, int) or name in _SLIDING_UNSCALED:
-        raise _not_served(header, f"{name}.rope.scaling.attn_factor", stated, f"with {kind!r}")
-    same = [factor] * (rotary_dim // 2)
-    context = raw.read_optional(int, "max_position_embeddings")
-    return {
-        "rope_type": "longrope",
-        "short_factor": same,
-        "long_factor": same,
-        "attention_factor": stated,
-        "original_max_position_embeddings": context,
-    }
-
-
-def _stretch(header: GGUFHeader, name: str) -> tuple[str, float]:
-    """Return the kind of scaling, "linear" if there is none, and its factor."""
-    start = f"{name}.rope.scaling"
-    kind = header.string(f"{start}.type") or "linear"
-    if kind not in _SCALING_KINDS:
-        raise _not_served(header, f"{start}.type", kind, "is no kind of scaling")
-    keys = (f"{start}.factor", f"{name}.rope.scale_linear")
-    key = next((key for key in keys if key in header.metadata), keys[0])
-    raw = RawConfig(header.metadata, str(header.file))
-    factor = _float32(raw.read(float, key, default=0.0)) or 1.0
-    if factor < 1.0:
-        raise _not_served(header, key, factor, "is below 1")
-    ramp = raw.read(float, f"{start}.yarn_ext_factor", default=-1.0)
-    if ramp >= 0 and ramp != float(kind == "yarn"):
-        if ramp or kind != "yarn":
-            raise _not_served(header, f"{start}.yarn_ext_factor", ramp, f"with {kind!r}")
-        kind = "linear"
-    return ("linear", 1.0) if kind == "none" else (kind, factor)
-
-
-def _scaling_beside(header: GGUFHeader, name: str) -> tuple[str, object] | None:
-    """The setting that scales frequencies beside `rope_freqs.weight`, with its value."""
-    kind, factor = _stretch(header, name)
-    key = f"{name}.rope.scaling.attn_factor"
-    stated = header.metadata.get(key)
-    if stated not in (None, 1.0):
-        return key, stated
-    plain = kind in ("linear", "longrope") and factor == 1.0
-    return None if plain else (f"{name}.rope.scaling.factor", factor)
-
-
-def _yarn(header: GGUFHeader, name: str, factor: float, original: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
-    if original:
-        found["original_max_position_embeddings"] = original
-    for end in ("beta_fast", "beta_slow"):
-        stated = header.metadata.get(f"{name}.rope.scaling.yarn_{end}")
-        if stated is not None:
-            found[end] = _float32(stated)
-    return found
-
-
-def _refuse_unread_ropes(header: GGUFHeader, names: GGUFNames, head_dim: Any) -> None:
-    """Raise ConfigError for settings of positions that nothing here obeys, unless their value
-    changes nothing."""
-    name = names.name
-    start = f"{name}.rope."
-    base = header.metadata.get(f"{start}freq_base")
-    harmless: dict[str, tuple[Any, ...]] = {
-        "dimension_count_swa": (head_dim, header.metadata.get(f"{start}dimension_count")),
-        "dimension_sections": (0,),
-        "freq_base_swa": (base,),
-        "scaling.alpha": (0.0, 1.0),
-        # llama.cpp takes positions from Granite by this key
-        "scaling.finetuned": (True,) if name in ("granite", "granitemoe") else (True, False),
-        "scaling.yarn_attn_factor": (1.0,),
-        "scaling.yarn_log_multiplier": (0.0,),
-    }
-    read = _READ_ROPES | set(names.ropes)
-    for key in (*header.metadata, *header.arrays):
-        part = key.removeprefix(start)
-        if not key.startswith(start) or part in read:
-            continue
-        values = header.array(key) if key in header.arrays else [header.metadata[key]]
-        for value in values or ():
-            if value not in harmless.get(part, ()):
-                raise _not_served(header, key, value, "turns heads in a way of its own")
-
-
-def _not_served(header: GGUFHeader, key: str, value: object, why: str) -> ConfigError:
-    return ConfigError(
-        f"{header.file}: {key}={value!r} {why}, which quire does not serve; take the model's "
-        "Hugging Face folder"
-    )
-
-
-def _rope_divisors(header: GGUFHeader, name: str) -> list[float] | None:
-    """Divisors of the frequencies, which files of Llama 3 and Phi-3 have as tensors."""
-    entry = header.tensors.get(name)
-    if entry is None:
-        return None
-    if entry.kind.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > _MAX_DIVISORS:
-        raise ConfigError(
-            f"{header.file}: {name} of type {entry.kind.name} and shape "
-            f"{list(entry.shape)} is no list of float32 numbers, one per pair of a head"
-        )
-    try:
-        with entry.file.open("rb") as file:
-            file.seek(entry.start)
-            data = file.read(entry.end - entry.start)
-    except OSError as error:
-        raise ConfigError(f"{entry.file}: cannot be read ({error.strerror})") from error
-    values = list(struct.unpack(f"<{entry.shape[0]}f", data))
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ConfigError(f"{header.file}: {name} holds a number that is not positive")
-    return values
 
 
 def _gemma3(
@@ -480,7 +309,7 @@ def _gemma3(
         "query_pre_attn_scalar": factor,
         "sliding_window_pattern": pattern,
         "rope_theta": theta,
-        "rope_local_base_freq": _float32(header.metadata.get("gemma3.rope.freq_base_swa")),
+        "rope_local_base_freq": float32(header.metadata.get("gemma3.rope.freq_base_swa")),
         "rope_scaling": scaling,
         "final_logit_softcapping": header.metadata.get("gemma3.final_logit_softcapping"),
     }
@@ -496,8 +325,8 @@ def _gemma4(header: GGUFHeader, values: dict[str, Any], theta: Any) -> dict[str,
     kv_heads = _by_layer(header, "gemma4.attention.head_count_kv", num_layers)
     if slides[-1]:
         raise ConfigError(f"{header.file}: the last layer slides, which quire does not serve")
-    if (scaling := _scaling_beside(header, "gemma4")) is not None:
-        raise _not_served(header, *scaling, "scales positions")
+    if (scaling := scaling_beside(header, "gemma4")) is not None:
+        raise not_served(header, *scaling, "scales positions")
     full, sliding = (header.integer(f"gemma4.attention.key_length{end}") for end in ("", "_swa"))
     shapes = {
         str(layer): {
@@ -519,7 +348,7 @@ def _gemma4(header: GGUFHeader, values: dict[str, Any], theta: Any) -> dict[str,
         "hidden_size_per_layer_input": header.integer("gemma4.embedding_length_per_layer_input")
         or 0,
         "vocab_size_per_layer_input": values["vocab_size"] if table is None else table.shape[0],
-        "final_logit_softcapping": _float32(header.metadata.get("gemma4.final_logit_softcapping")),
+        "final_logit_softcapping": float32(header.metadata.get("gemma4.final_logit_softcapping")),
         "rope_parameters": _gemma4_ropes(header, theta, full, sliding),
         **_gemma4_sizes(header, num_layers, shared),
     }
@@ -570,7 +399,7 @@ def _gemma4_ropes(
             f"{header.file}: gemma4.rope.dimension_count_swa={rotated} rotates a part of heads of "
             f"{sliding}, which quire does not serve; take the model's Hugging Face folder"
         )
-    divisors = _rope_divisors(header, "rope_freqs.weight")
+    divisors = rope_divisors(header, "rope_freqs.weight")
     share = 1.0
     if divisors is not None:
         turned = divisors.count(1.0)
@@ -584,7 +413,7 @@ def _gemma4_ropes(
                 "head turn; fetch the file again"
             )
         share = turned / len(divisors)
-    swa = _float32(header.metadata.get("gemma4.rope.freq_base_swa"))
+    swa = float32(header.metadata.get("gemma4.rope.freq_base_swa"))
     return {
         "full_attention": {
             "rope_type": "proportional",

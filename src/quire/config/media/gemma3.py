@@ -11,7 +11,15 @@ from typing import ClassVar
 
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
-from quire.config.media.siglip import PROCESSOR, SiglipSpec, read_siglip
+from quire.config.media.projector import Projector, ProjectorFile, Stated
+from quire.config.media.siglip import (
+    PROCESSOR,
+    SIGLIP_BLOCK,
+    SiglipSpec,
+    read_siglip,
+    siglip_names,
+    siglip_of,
+)
 from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "Gemma3ImageSpec", "read_images"]
@@ -29,6 +37,9 @@ _TOWER = {
 }
 _PROCESSOR = {**PROCESSOR, "resample": 2}
 """Values of `transformers` where the files are silent."""
+
+_POOL = 4
+"""`Gemma3ImageSpec.pool` where GGUF files are silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +120,29 @@ def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> Gemma
     )
 
 
-FAMILIES = (ImageFamily("Gemma 3", ("gemma3",), read_images),)
+def _stated(file: ProjectorFile) -> Stated:
+    side, pool = file.size("image_size"), file.size("projector.scale_factor", _POOL)
+    per_side = side // file.size("patch_size") // pool
+    processor = {**file.levels(), "size": {"height": side, "width": side}}
+    return Stated(siglip_of(file), processor, {"mm_tokens_per_image": per_side**2})
+
+
+_PROJECTOR = Projector(
+    name="gemma3",
+    outer={
+        **siglip_names("vision_tower"),
+        "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+        "mm.input_projection": "multi_modal_projector.mm_input_projection",
+    },
+    blocks="vision_tower.encoder.layers.{}.",
+    block=SIGLIP_BLOCK,
+    tokens={
+        "image_token_index": ("<image_soft_token>", "<pad>"),  # any that is in no text of an image
+        "boi_token_index": ("<start_of_image>",),
+        "eoi_token_index": ("<end_of_image>",),
+    },
+    read=_stated,
+    adds_one=("mm.soft_emb_norm",),
+)
+
+FAMILIES = (ImageFamily("Gemma 3", ("gemma3",), read_images, _PROJECTOR),)

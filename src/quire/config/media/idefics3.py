@@ -12,7 +12,15 @@ from typing import ClassVar
 
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
-from quire.config.media.siglip import PROCESSOR, SiglipSpec, read_siglip
+from quire.config.media.projector import Projector, ProjectorFile, Stated
+from quire.config.media.siglip import (
+    PROCESSOR,
+    SIGLIP_BLOCK,
+    SiglipSpec,
+    read_siglip,
+    siglip_names,
+    siglip_of,
+)
 from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "IdeficsSpec", "read_images"]
@@ -142,4 +150,29 @@ TEXTS: Mapping[str, str] = {
 }
 """Texts around the tokens of tiles."""
 
-FAMILIES = (ImageFamily("SmolVLM, SmolVLM2, Idefics 3", ("idefics3", "smolvlm"), read_images),)
+
+def _stated(file: ProjectorFile) -> Stated:
+    tile = file.size("image_size")
+    processor = {
+        **file.levels(),
+        "size": {"longest_edge": file.size("preproc_image_size", 4 * tile)},
+        "max_image_size": {"longest_edge": tile},
+    }
+    return Stated(siglip_of(file), processor, {"scale_factor": file.size("projector.scale_factor")})
+
+
+_PROJECTOR = Projector(
+    name="idefics3",
+    outer={
+        **siglip_names("vision_model"),
+        "mm.model.fc": "connector.modality_projection.proj",
+    },
+    blocks="vision_model.encoder.layers.{}.",
+    block=SIGLIP_BLOCK,
+    tokens={"image_token_id": (TEXTS["image"],)},
+    read=_stated,
+)
+
+FAMILIES = (
+    ImageFamily("SmolVLM, SmolVLM2, Idefics 3", ("idefics3", "smolvlm"), read_images, _PROJECTOR),
+)

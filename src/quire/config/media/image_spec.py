@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from quire.config.hf import RawConfig
+from quire.config.media.projector import Projector
 from quire.errors import ConfigError
 
 __all__ = ["IMAGE_KEY", "NUM_CHANNELS", "ImageFamily", "ImageSpec", "PixelLevels", "read_levels"]
@@ -43,7 +45,8 @@ class ImageSpec(ABC):
     """Images of a model: the way from an image to tokens of a prompt. Each family has a subclass.
 
     preparer: "module:class" of `ImagePreparer`, imported by the front. encoder: "module:class" of
-    `ImageTower`, imported by workers. token_id: image token of the language model.
+    `ImageTower`, imported by workers. token_id: image token of the language model. file: GGUF file
+    with the encoder alone; None if the model's own files have it.
     """
 
     preparer: ClassVar[str]
@@ -51,6 +54,7 @@ class ImageSpec(ABC):
 
     token_id: int
     levels: PixelLevels
+    file: Path | None = field(default=None, kw_only=True, repr=False)
 
     @property
     @abstractmethod
@@ -100,12 +104,14 @@ class ImageFamily:
     """A family of models for text and images. Everything else follows from it.
 
     title: name in the docs. model_types: values in config.json that name it. read: reader of
-    config.json, preprocessor_config.json and the language model's hidden size.
+    config.json, preprocessor_config.json and the language model's hidden size. projector: GGUF
+    files with its encoder alone; None if quire reads none.
     """
 
     title: str
     model_types: tuple[str, ...]
     read: Callable[[RawConfig, RawConfig, int], ImageSpec]
+    projector: Projector | None = None
 
 
 def read_levels(processor: RawConfig) -> PixelLevels:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
-from quire.config.gguf import is_gguf
+from quire.config.gguf import is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
-from quire.config.media import gemma3, idefics3, qwen_vl
-from quire.config.media.image_spec import IMAGE_KEY, ImageFamily, ImageSpec
+from quire.config.media.image_spec import IMAGE_KEY, ImageSpec
+from quire.config.media.projector import open_projector
+from quire.config.media.registry import FAMILIES, FAMILY_OF, PROJECTORS
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
-from quire.config.speculation import OF_MODELS, parse_speculation
+from quire.config.speculation import HEADS, parse_speculation
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES", "find_images", "reads_images"]
+__all__ = ["find_images", "reads_images"]
 
-FAMILIES: tuple[ImageFamily, ...] = (
-    *idefics3.FAMILIES,
-    *qwen_vl.FAMILIES,
-    *gemma3.FAMILIES,
-)
-"""Families of models for text and images, in the order of the docs."""
-
-_FAMILY_OF: Mapping[str, ImageFamily] = MappingProxyType(
-    {kind: family for family in FAMILIES for kind in family.model_types}
-)
+_MMPROJ = "mmproj"
 
 PROCESSOR_FILE = "preprocessor_config.json"
+_TEXT_ALONE = "%s: takes no images: %s"
 
 _log = logging.getLogger("quire.config")
 
@@ -37,7 +29,7 @@ _log = logging.getLogger("quire.config")
 def reads_images(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model for text and images that quire knows."""
     kind = raw.read_optional(str, "model_type")
-    return kind in _FAMILY_OF and raw.has("vision_config")
+    return kind in FAMILY_OF and raw.has("vision_config")
 
 
 def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> ImageSpec | None:
@@ -45,18 +37,80 @@ def find_images(folder: Path, spec: ModelSpec, settings: EngineSettings) -> Imag
     is logged with the reason where the checkpoint has more. Raises ConfigError, naming file and
     key, for images that quire does not prepare as the checkpoint wants."""
     if is_gguf(folder):
-        return None
+        return _find_in_gguf(folder, spec, settings)
+    if settings.mmproj is not None:
+        raise ConfigError(
+            f"mmproj={settings.mmproj!r} is the image encoder of a GGUF file, and {folder} is a "
+            "folder, which has its own; leave it out"
+        )
     raw = read_json(folder / "config.json")
     if not reads_images(raw):
         return None
-    reason = _why_text_alone(folder, spec, settings)
+    reason = _why_text_alone(spec, settings)
+    if reason is None and not (folder / PROCESSOR_FILE).is_file():
+        reason = f"there is no {PROCESSOR_FILE}; fetch it"
     if reason is not None:
-        _log.warning("%s: takes no images: %s", folder, reason)
+        _log.warning(_TEXT_ALONE, folder, reason)
         return None
-    family = _FAMILY_OF[raw.read(str, "model_type")]
+    family = FAMILY_OF[raw.read(str, "model_type")]
     images = family.read(raw, read_json(folder / PROCESSOR_FILE), spec.hidden_size)
     _check_text_model(images, spec, raw)
     return images
+
+
+def _find_in_gguf(model: Path, spec: ModelSpec, settings: EngineSettings) -> ImageSpec | None:
+    """Return the description of a GGUF file with an image encoder: the one that is named, or the
+    one beside the model. One that is not named and does not fit is left out, and the log says so.
+    """
+    file, reason = None, None
+    if settings.mmproj is not None:
+        file = Path(settings.mmproj).expanduser()
+        if not is_gguf(file):
+            raise ConfigError(f"mmproj={settings.mmproj!r} is no GGUF file; name the file itself")
+    else:
+        beside = [
+            path
+            for path in sorted(model.parent.glob("*.gguf"))
+            if _MMPROJ in path.name.lower() and path != model
+        ]
+        if not beside:
+            return None
+        if len(beside) > 1:
+            names = ", ".join(path.name for path in beside)
+            reason = f"there are several image encoders beside it ({names}); name one by mmproj"
+        file = beside[0]
+    reason = _why_text_alone(spec, settings) or reason
+    if reason is None:
+        try:
+            return _read_projector(file, model, spec)
+        except ConfigError as error:
+            if settings.mmproj is not None:
+                raise
+            reason = str(error)
+    _log.warning(_TEXT_ALONE, model, reason)
+    return None
+
+
+def _read_projector(file: Path, model: Path, spec: ModelSpec) -> ImageSpec:
+    """Read the metadata of a GGUF file with an image encoder. Raises ConfigError: another file, or
+    one of another language model."""
+    opened, projector = open_projector(file, PROJECTORS)
+    width = opened.size("projection_dim", spec.hidden_size)
+    if width != spec.hidden_size:
+        raise ConfigError(
+            f"{file}: makes rows of {width} numbers for a language model of {spec.hidden_size}; "
+            "take the file that was published with the model"
+        )
+    vocabulary = read_gguf_parts(model).array("tokenizer.ggml.tokens") or ()
+    stated, source = projector.read(opened), str(file)
+    ids = projector.token_ids(opened, vocabulary)
+    vision = {key: value for key, value in stated.vision.items() if value is not None}
+    raw = RawConfig({"vision_config": vision, **stated.more, **ids}, source)
+    processor = RawConfig(stated.processor, source)
+    family = next(each for each in FAMILIES if each.projector is projector)
+    images = family.read(raw, processor, spec.hidden_size)
+    _check_text_model(images, spec, raw)
+    return replace(images, file=file)
 
 
 def _check_text_model(images: ImageSpec, spec: ModelSpec, raw: RawConfig) -> None:
@@ -74,16 +128,14 @@ def _check_text_model(images: ImageSpec, spec: ModelSpec, raw: RawConfig) -> Non
         )
 
 
-def _why_text_alone(folder: Path, spec: ModelSpec, settings: EngineSettings) -> str | None:
+def _why_text_alone(spec: ModelSpec, settings: EngineSettings) -> str | None:
     if not settings.media_limit(IMAGE_KEY):
         return "limit_mm_per_prompt allows none"
     speculation = parse_speculation(settings.speculative_config)
-    if speculation is not None and speculation.method in OF_MODELS:
+    if speculation is not None and speculation.method in HEADS:
         return f"speculative_config has {speculation.method}, which reads no images"
     if isinstance(spec.traits, GenericTraits):
         return "transformers computes the model (model_impl)"
     if not spec.draws_tokens:
         return "it gives vectors and no texts"
-    if not (folder / PROCESSOR_FILE).is_file():
-        return f"there is no {PROCESSOR_FILE}; fetch it"
     return None

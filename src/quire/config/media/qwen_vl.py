@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
@@ -17,9 +17,13 @@ from quire.config.media.image_spec import (
     ImageSpec,
     read_levels,
 )
+from quire.config.media.projector import Projector, ProjectorFile, Stated
 from quire.errors import ConfigError, RequestError
 
 __all__ = ["FAMILIES", "QwenSpec", "QwenTowerSpec", "read_qwen2_5", "read_qwen3", "read_qwen3_5"]
+
+QKV_LAYOUT = "qkv_layout"
+"""Key of `vision_config`, of GGUF files: "split" if q, k and v are tensors of their own."""
 
 LOW_TOKENS = 256
 """Most tokens of an image with low detail."""
@@ -65,6 +69,9 @@ _PROCESSOR = {
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 """Values of `transformers` where the files are silent."""
 
+_GGUF_LEAST, _GGUF_MOST = 8, 4096
+"""Tokens of an image where GGUF files are silent."""
+
 
 @dataclass(frozen=True, slots=True)
 class QwenTowerSpec:
@@ -75,6 +82,7 @@ class QwenTowerSpec:
     and plain ones. window: pixels of a side of the square that a layer sees; 0 if all layers see
     the whole image, as `full_layers` do anyway. table_side: rows and columns of the table of
     learned positions; 0 without. deep_layers: layers that give vectors to the language model.
+    splits_qkv: True if q, k and v are three tensors on disk, and not one.
     """
 
     hidden_size: int
@@ -92,6 +100,7 @@ class QwenTowerSpec:
     full_layers: tuple[int, ...] = ()
     table_side: int = 0
     deep_layers: tuple[int, ...] = ()
+    splits_qkv: bool = False
 
     @property
     def patch_elements(self) -> int:
@@ -274,6 +283,7 @@ def _read_tower(
         full_layers=full_layers,
         table_side=table_side,
         deep_layers=deep_layers,
+        splits_qkv=vision.read_optional(str, QKV_LAYOUT) == "split",
     )
     if tower.hidden_size % (4 * tower.num_heads):
         raise ConfigError(
@@ -322,8 +332,100 @@ def _read_spec(
     )
 
 
+def _stated(file: ProjectorFile, **more: Any) -> Stated:
+    """Return what files of both generations say. Those without bounds of pixels have the ones that
+    llama.cpp takes then. more: more values of `vision_config`."""
+    vision = file.sizes(
+        hidden_size="embedding_length",
+        intermediate_size="feed_forward_length",
+        depth="block_count",
+        num_heads="attention.head_count",
+        patch_size="patch_size",
+    )
+    merge = file.size("spatial_merge_size", _SHARED["spatial_merge_size"])
+    square = (vision["patch_size"] * merge) ** 2
+    least, most = (
+        file.size(f"image_{end}_pixels", tokens * square)
+        for end, tokens in (("min", _GGUF_LEAST), ("max", _GGUF_MOST))
+    )
+    processor = {
+        **file.levels(),
+        "patch_size": vision["patch_size"],
+        "merge_size": merge,
+        "size": {"shortest_edge": least, "longest_edge": most},
+    }
+    own = {"spatial_merge_size": merge, "hidden_act": file.activation(), **more}
+    return Stated({**vision, **own}, processor)
+
+
+def _stated_by_qwen2_5(file: ProjectorFile) -> Stated:
+    """Each n-th layer sees the whole image; n is `n_wa_pattern`."""
+    every, depth = file.size("n_wa_pattern"), file.size("block_count")
+    is_split = "v.blk.0.attn_q.weight" in file.header.tensors
+    return _stated(
+        file,
+        window_size=file.size("window_size", _QWEN2_5["window_size"]),
+        fullatt_block_indexes=list(range(every - 1, depth, every)),
+        **({QKV_LAYOUT: "split"} if is_split else {}),
+    )
+
+
+def _stated_by_qwen3(file: ProjectorFile) -> Stated:
+    table = file.header.tensors.get("v.position_embd.weight")
+    return _stated(
+        file,
+        num_position_embeddings=None if table is None else table.shape[0],
+        deepstack_visual_indexes=file.deep_layers,
+    )
+
+
+_BLOCK = {
+    "ln1": "norm1",
+    "attn_qkv": "attn.qkv",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_out": "attn.proj",
+    "ln2": "norm2",
+}
+_TOKENS = {"image_token_id": ("<|image_pad|>",)}
+_QWEN2_5_PROJECTOR = Projector(
+    name="qwen2.5vl_merger",
+    outer={
+        "v.patch_embd": "visual.patch_embed.proj",
+        "v.post_ln": "visual.merger.ln_q",
+        "mm.0": "visual.merger.mlp.0",
+        "mm.2": "visual.merger.mlp.2",
+    },
+    blocks="visual.blocks.{}.",
+    block={
+        **_BLOCK,
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    tokens=_TOKENS,
+    read=_stated_by_qwen2_5,
+)
+_QWEN3_PROJECTOR = Projector(
+    name="qwen3vl_merger",
+    outer={
+        "v.patch_embd": "visual.patch_embed.proj",
+        "v.position_embd": "visual.pos_embed",
+        "v.post_ln": "visual.merger.norm",
+        "mm.0": "visual.merger.linear_fc1",
+        "mm.2": "visual.merger.linear_fc2",
+    },
+    blocks="visual.blocks.{}.",
+    block={**_BLOCK, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
+    deep="visual.deepstack_merger_list.{}.",
+    deep_part={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
+    tokens=_TOKENS,
+    read=_stated_by_qwen3,
+)
+
 FAMILIES = (
-    ImageFamily("Qwen2.5-VL", ("qwen2_5_vl",), read_qwen2_5),
-    ImageFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3),
+    ImageFamily("Qwen2.5-VL", ("qwen2_5_vl",), read_qwen2_5, _QWEN2_5_PROJECTOR),
+    ImageFamily("Qwen3-VL", ("qwen3_vl",), read_qwen3, _QWEN3_PROJECTOR),
     ImageFamily("Qwen3.5", ("qwen3_5", "qwen3_5_moe"), read_qwen3_5),
 )

@@ -11,9 +11,10 @@ from typing import Any
 from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import NUM_CHANNELS, STEPS
+from quire.config.media.projector import ProjectorFile
 from quire.errors import ConfigError
 
-__all__ = ["PROCESSOR", "SiglipSpec", "read_siglip"]
+__all__ = ["PROCESSOR", "SIGLIP_BLOCK", "SiglipSpec", "read_siglip", "siglip_names", "siglip_of"]
 
 PROCESSOR: Mapping[str, Any] = {
     **STEPS,
@@ -22,6 +23,18 @@ PROCESSOR: Mapping[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 """Values of `transformers` where preprocessor_config.json is silent."""
+
+SIGLIP_BLOCK: Mapping[str, str] = {
+    "ln1": "layer_norm1",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ln2": "layer_norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+"""Names of a block's tensors in GGUF files, and in folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +66,11 @@ class SiglipSpec:
 
     @property
     def activation_elements(self) -> int:
-        """Elements that the encoder holds at once for a square. Scores are none of them: torch
-        makes those of a few queries at a time."""
+        """Elements that the encoder holds at once for a square, with the scores of one head."""
         size, patches = self.hidden_size, self.patches_per_side**2
         of_pixels = 2 * NUM_CHANNELS * self.tile_size**2
         inner = max(2 * self.intermediate_size, 5 * size)
-        return of_pixels + patches * (3 * size + inner)
+        return of_pixels + patches * (3 * size + inner + patches)
 
 
 def read_siglip(vision: RawConfig, defaults: Mapping[str, Any]) -> SiglipSpec:
@@ -83,3 +95,27 @@ def read_siglip(vision: RawConfig, defaults: Mapping[str, Any]) -> SiglipSpec:
             f"{spec.num_heads} heads; take the published file"
         )
     return spec
+
+
+def siglip_names(name: str) -> dict[str, str]:
+    """Return the names of tensors beside the blocks in GGUF files, and in folders where `name` is
+    the beginning of all."""
+    return {
+        "v.patch_embd": f"{name}.embeddings.patch_embedding",
+        "v.position_embd": f"{name}.embeddings.position_embedding",
+        "v.post_ln": f"{name}.post_layernorm",
+    }
+
+
+def siglip_of(file: ProjectorFile) -> dict[str, Any]:
+    """Return `vision_config` of a GGUF file."""
+    sizes = file.sizes(
+        hidden_size="embedding_length",
+        intermediate_size="feed_forward_length",
+        num_hidden_layers="block_count",
+        num_attention_heads="attention.head_count",
+        image_size="image_size",
+        patch_size="patch_size",
+    )
+    eps = file.number("attention.layer_norm_epsilon")
+    return {**sizes, "layer_norm_eps": eps, "hidden_act": file.activation()}

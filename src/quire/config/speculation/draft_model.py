@@ -112,7 +112,7 @@ def _check_reading(settings: EngineSettings, target: ModelSpec, method: str) -> 
         reason = "needs a layer with full attention in the model, which has none"
     elif target.prompt_attention == "bidirectional":
         reason = "is not offered where a prompt's tokens see all of it"
-    elif target.position_axes > 1 or settings.enable_prompt_embeds:
+    elif (target.images is None and target.position_axes > 1) or settings.enable_prompt_embeds:
         reason = "reads tokens alone: it is not offered beside media and prompt_embeds"
     elif settings.enable_lora and method not in ("draft_model", "medusa", MTP):
         reason = (

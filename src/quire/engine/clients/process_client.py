@@ -92,6 +92,7 @@ class ProcessEngineClient:
         self._restart_timeout_s = restart_timeout_s
         self._silence_s = silence_s
         self._handles = handles or HandleCounter(client_id)
+        self._max_replays = max_replays
         self._open = OpenRequests(self._handles.reserve, max_replays)
         self.on_core_lost: Callable[[], None] | None = None
         self.on_beat: Callable[[], None] | None = None
@@ -130,6 +131,36 @@ class ProcessEngineClient:
     async def put_media(
         self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
     ) -> MediaInfo:
+        """See `AsyncEngineClient`. If the core dies before it has the media, the next one gets
+        them, as often as a request is replayed."""
+        num_deaths = 0
+        while True:
+            instance = self._watch.instance
+            try:
+                return await self.put_media_once(handle, data, is_spare=is_spare)
+            except EngineUnavailableError:
+                num_deaths += 1
+                has_died = instance is not None and self._watch.instance != instance
+                if not has_died or num_deaths > self._max_replays:
+                    raise
+            await self._until_ready()
+
+    async def _until_ready(self) -> None:
+        """Wait for the next core. EngineUnavailableError if none comes."""
+        try:
+            async with asyncio.timeout(self._restart_timeout_s):
+                while (status := self.status).state is not EngineState.READY:
+                    if status.state in (EngineState.DEAD, EngineState.DRAINING):
+                        self._require_core(EngineState.READY)
+                    await self.wait_for_change(status)
+        except TimeoutError as error:
+            raise EngineUnavailableError(self._not_back) from error
+
+    async def put_media_once(
+        self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
+    ) -> MediaInfo:
+        """See `AsyncEngineClient.put_media`; EngineUnavailableError too if the core dies before it
+        has the media."""
         connection, _ = self._require_core(EngineState.READY)
         num_bytes = data.num_bytes if not isinstance(data, bytes) else len(data)
         self._check_size(num_bytes + MESSAGE_HEAD_BYTES)
@@ -393,11 +424,13 @@ class ProcessEngineClient:
         )
         loop = asyncio.get_running_loop()
         self._restart_deadline = loop.call_later(
-            self._restart_timeout_s,
-            self._end_all,
-            f"the engine died and did not come back in {self._restart_timeout_s:g} s",
+            self._restart_timeout_s, self._end_all, self._not_back
         )
         self._check_idle()
+
+    @property
+    def _not_back(self) -> str:
+        return f"the engine died and did not come back in {self._restart_timeout_s:g} s"
 
     def _send_abort(self, handles: list[int]) -> None:
         if handles and self._connection is not None and self._watch.instance is not None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
+from quire.errors import EngineUnavailableError
 from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sleep, Unpin, Wake
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.pins import PinnedPrefix
@@ -138,20 +139,34 @@ class ReplicatedClient:
         self, handle: int, data: bytes | ImageData, *, is_spare: bool = False
     ) -> MediaInfo:
         """To all replicas, since any may take the request, or take it over: also those that are
-        ready later."""
+        ready later. If one of several dies meanwhile, the others are enough."""
         ready = self._in_state(EngineState.READY) or list(self._replicas[:1])
+        is_only = len(ready) == 1
         puts = [
-            asyncio.ensure_future(each.put_media(handle, data, is_spare=is_spare)) for each in ready
+            asyncio.ensure_future(
+                (each.put_media if is_only else each.put_media_once)(
+                    handle, data, is_spare=is_spare
+                )
+            )
+            for each in ready
         ]
+        left = set(puts)
         try:
-            found = await asyncio.gather(*puts)
+            while left:
+                ended, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for put in ended:
+                    if not isinstance(put.exception(), EngineUnavailableError):
+                        put.result()
         finally:
             for put in puts:  # one has failed: nobody answers for what is dropped meanwhile
                 put.cancel()
+        having = [each for each, put in zip(ready, puts, strict=True) if put.exception() is None]
+        if not having:
+            return puts[0].result()  # raises
         for each in self._replicas:
-            if each not in ready:
+            if each not in having:
                 each.keep_media(handle, data)
-        return found[0]
+        return next(put.result() for put in puts if put.exception() is None)
 
     def drop_media(self, handles: Iterable[int]) -> None:
         dropped = list(handles)

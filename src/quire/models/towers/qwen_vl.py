@@ -8,6 +8,8 @@ layers give vectors that the language model adds behind its first layers (arXiv:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
@@ -78,7 +80,7 @@ class QwenVisionBlock:
         norm = make.rms_norm if spec.gated else make.layer_norm
         self.attention_norm, self.mlp_norm = norm(size, NORM_EPS), norm(size, NORM_EPS)
         parts = {"q": size, "k": size, "v": size}
-        self.qkv = make.merged_column(size, parts, bias=True, fused=True)
+        self.qkv = make.merged_column(size, parts, bias=True, fused=not spec.splits_qkv)
         self.output = make.row(size, size, bias=True)
         if spec.gated:
             self.mlp = make.gated_mlp(size, inner, spec.activation, bias=True)
@@ -134,6 +136,10 @@ class QwenTower:
     def __init__(self, spec: QwenSpec, make: LayerFactory) -> None:
         tower = spec.tower
         self.weight_map = _GATED if tower.gated else _PLAIN
+        if tower.splits_qkv:
+            own = {name: at for name, at in self.weight_map.block.items() if at != "qkv"}
+            split = {f"attn.{part}": f"qkv:{part}" for part in ("q", "k", "v")}
+            self.weight_map = replace(self.weight_map, block={**own, **split})
         self.lm_head = None
         self._images, self._spec = spec, tower
         self.patches = make.replicated(

@@ -74,7 +74,23 @@ class SiglipBlock:
     def _attended(self, x: torch.Tensor, num_tiles: int) -> torch.Tensor:
         split = self.qkv(x).view(num_tiles, -1, 3, self._num_heads, x.shape[1] // self._num_heads)
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if x.device.type == "cpu" and x.itemsize == 2:
+            return torch.cat([_attended(*tile) for tile in zip(q, k, v, strict=True)])
         return scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of all to all, [H, P, D] each → [P, H · D]. On CPUs, products of 16 bits with all
+    scores of a head between them take two thirds of the time of torch's fused operation."""
+    heads, patches, size = q.shape
+    found = q.new_empty(patches, heads, size)
+    scores = q.new_empty(patches, patches)
+    scaled = q * size**-0.5
+    for head in range(heads):
+        torch.mm(scaled[head], k[head].t(), out=scores)
+        torch.softmax(scores, -1, out=scores)
+        found[:, head] = scores @ v[head]
+    return found.flatten(1)
 
 
 class SiglipEncoder:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from quire.config.gguf import GGUFLayout
+from quire.config.media.image_spec import NUM_CHANNELS
 from quire.config.packed.gguf.read import dequantize
 from quire.quantization.mapped_file import MappedFile
 
@@ -41,6 +43,11 @@ class GGUFReader:
     def numbers(self, layout: GGUFLayout, first: int = 0, past: int | None = None) -> torch.Tensor:
         """Rows `first` to `past` of the Hugging Face tensor, float32 [rows, columns]."""
         numbers = dequantize(layout.entry.kind.name, self.blocks(layout, first, past))
+        if layout.frames:
+            others = (replace(layout, entry=entry, frames=()) for entry in layout.frames)
+            frames = [numbers, *(self.numbers(each, first, past) for each in others)]
+            channels = [each.unflatten(1, (NUM_CHANNELS, -1)) for each in frames]
+            return torch.stack(channels, dim=2).flatten(1)
         if layout.paired_heads and len(layout.entry.shape) == 1:
             numbers = numbers[:, _paired_order(numbers.shape[1], layout.paired_heads)]
         if layout.is_rate:

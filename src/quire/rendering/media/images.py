@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,7 +12,7 @@ from functools import cached_property
 from importlib import import_module
 
 from quire.config.media.image_spec import ImageSpec
-from quire.errors import RequestError
+from quire.errors import RequestError, quoted
 from quire.protocol.media import ImageRows
 from quire.rendering.media.decode import decode_image, plain_image
 from quire.rendering.media.door import (
@@ -28,6 +30,9 @@ __all__ = ["ImageBounds", "ImageRenderer", "NamedImage"]
 
 FETCH_THREADS = 4
 """Most images of a prompt that are fetched at once."""
+
+NAMED_BYTES = 1 << 28
+"""Bytes of images that a program has named: as they were given, or of their pixels."""
 
 MOST_PATCHES = 16
 """Patches of a token that a grid may claim."""
@@ -56,6 +61,38 @@ class NamedImage:
     place: str
 
 
+class ImagesByName:
+    """Images of a program by the names that it gave them. Those that were used least recently go
+    first. Safe to share between threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._kept: OrderedDict[str, tuple[object, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, name: str, value: object, num_bytes: int) -> None:
+        """Keep what an image was read from, in place of what had the name before."""
+        with self._lock:
+            self._num_bytes -= self._kept.pop(name, (None, 0))[1]
+            self._kept[name] = (value, num_bytes)
+            self._num_bytes += num_bytes
+            while self._num_bytes > self._max_bytes:
+                _, (_, freed) = self._kept.popitem(last=False)
+                self._num_bytes -= freed
+
+    def find(self, name: str, place: str) -> object:
+        """Return what the image was read from. RequestError, which names the place, if it is gone
+        or never was."""
+        with self._lock:
+            if name not in self._kept:
+                raise RequestError(
+                    f"{place} is {quoted(name)}, and no image of that name is kept: give the image "
+                    "with its name again"
+                )
+            self._kept.move_to_end(name)
+            return self._kept[name][0]
+
+
 class ImageRenderer:
     """Prepares images for one model; safe to share between threads."""
 
@@ -63,10 +100,15 @@ class ImageRenderer:
         self, spec: ImageSpec, tokenizer: Tokenizer, access: MediaAccess, bounds: ImageBounds
     ) -> None:
         self.access, self.bounds = access, bounds
+        self._by_name: ImagesByName | None = None
         self._spec = spec
         self._tokenizer = tokenizer
         module, _, name = spec.preparer.partition(":")
         self._prepare: ImagePreparer = getattr(import_module(module), name)(spec, tokenizer)
+
+    def keep_by_name(self) -> None:
+        """Keep images by their names from now on, for a program that has this renderer alone."""
+        self._by_name = ImagesByName(NAMED_BYTES)
 
     def check_number(self, num_images: int) -> None:
         """Raise RequestError for more images than a prompt may have."""
@@ -105,17 +147,32 @@ class ImageRenderer:
 
     def prepare(self, source: ImageSource) -> NamedImage:
         """Read, decode and cut an image. Raises RequestError with its place in the request."""
+        kept, place = self._by_name, source.place
+        if kept is None or source.uuid is None:
+            return self._prepared(source)[0]
+        if source.value is None:
+            return self._prepared(replace(source, value=kept.find(source.uuid, place)))[0]
+        prepared, value, num_bytes = self._prepared(source)
+        kept.put(source.uuid, value, num_bytes)
+        return prepared
+
+    def _prepared(self, source: ImageSource) -> tuple[NamedImage, object, int]:
+        """Return an image, what it was read from, and the bytes of that."""
         if isinstance(source.value, RowsSource):
-            return NamedImage(self._encoded(source.value, source.place), source.place)
+            rows = source.value
+            return NamedImage(self._encoded(rows, source.place), source.place), rows, len(rows.data)
         access, value = self.access, self.access.read(source)
         if isinstance(value, bytes):
+            num_bytes = len(value)
             image = decode_image(value, source.place, access.max_bytes, access.max_pixels)
         else:
+            num_bytes = value.width * value.height * len(value.getbands())
             image = plain_image(value, source.place, access.max_pixels)
         try:
-            return NamedImage(self._prepare(image, is_low=source.detail == "low"), source.place)
+            prepared = self._prepare(image, is_low=source.detail == "low")
         except RequestError as error:
             raise RequestError(f"{source.place}: {error}") from error
+        return NamedImage(prepared, source.place), value, num_bytes
 
     def part_at(self, named: NamedImage, positions: Sequence[int]) -> ImagePart:
         """Return an image of which the places in a prompt are known, one for each of its runs."""

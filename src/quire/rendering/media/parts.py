@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from quire.config.media.image_spec import IMAGE_KEY
@@ -15,7 +15,10 @@ from quire.rendering.message_check import (
     TEXT_ONLY,
 )
 
-__all__ = ["image_part", "image_source", "images_of", "in_order", "take_images"]
+__all__ = ["IMAGE_FIELDS", "image_part", "image_source", "images_of", "in_order", "take_images"]
+
+IMAGE_FIELDS = ("multi_modal_data", "multi_modal_uuids")
+"""Fields of a prompt for images and their names, as in vLLM."""
 
 LONGEST_PLACE = 200
 """Characters of a path in a request that an error shows."""
@@ -70,30 +73,62 @@ def _bare(part: Any, taken: dict[int, ImageSource], found: list[ImageSource]) ->
     return {"type": IMAGE_MARK}
 
 
-def images_of(data: object) -> tuple[ImageSource, ...]:
-    """Return the images of `multi_modal_data`, {"image": one or a list}: an image of Pillow, bytes,
-    a path, a URL, or a tensor with rows of the encoder. Raises RequestError for media of other
-    kinds."""
+def images_of(prompt: Mapping[str, Any]) -> tuple[ImageSource, ...]:
+    """Return the images of a prompt's `multi_modal_data`, {"image": one or a list}: an image of
+    Pillow, bytes, a path, a URL, or a tensor with rows of the encoder. `multi_modal_uuids` has a
+    name or None for each; one that is named may be None, if it came before. Raises RequestError for
+    media of other kinds, and for other numbers of names."""
+    data, uuids = (prompt.get(field) for field in IMAGE_FIELDS)
+    given: Any = _of_images(data, IMAGE_FIELDS[0], "image")
+    if getattr(given, "ndim", 0) == 3 and hasattr(given, "detach"):
+        given = list(given)  # rows of several images in one tensor
+    items, names = _listed(given), _listed(_of_images(uuids, IMAGE_FIELDS[1], "name"))
+    if names and items in ([], [None]):
+        items = [None] * len(names)
+    if names and len(names) != len(items):
+        raise RequestError(
+            f"multi_modal_uuids has {len(names)} names for {len(items)} images: give a name or "
+            "None for each"
+        )
+    return tuple(
+        ImageSource(place, _given_rows(item) or path_or_url(item), None, uuid)
+        for place, item, uuid in _named(items, names or [None] * len(items))
+        if item is not None or uuid is not None
+    )
+
+
+def _named(
+    items: Sequence[object], names: Sequence[object]
+) -> Iterator[tuple[str, object, str | None]]:
+    """Yield images with their places and names. RequestError for names that are none."""
+    for index, (item, name) in enumerate(zip(items, names, strict=True)):
+        place = f"{IMAGE_FIELDS[0]}.{IMAGE_KEY}[{index}]"
+        if item is None and name is not None:
+            place = f"{IMAGE_FIELDS[1]}.{IMAGE_KEY}[{index}]"
+        yield place, item, _checked_uuid(name, f"{IMAGE_FIELDS[1]}.{IMAGE_KEY}[{index}]")
+
+
+def _of_images(data: object, field: str, what: str) -> object:
+    """Return what a field of a prompt has for images; None if it has nothing. what: what stands
+    there for one."""
     if data is None:
-        return ()
+        return None
     if not isinstance(data, Mapping):
-        raise RequestError(f'multi_modal_data is {quoted(data)}: give {{"image": image}}')
+        raise RequestError(f'{field} is {quoted(data)}: give {{"{IMAGE_KEY}": {what}}}')
     fields = cast("Mapping[str, object]", data)
     for kind, value in fields.items():
         if kind != IMAGE_KEY and value is not None:
             raise RequestError(
-                f"multi_modal_data has {quoted(kind)}, which no model has an encoder for: give "
+                f"{field} has {quoted(kind)}, which no model has an encoder for: give "
                 f'"{IMAGE_KEY}" alone'
             )
-    given: Any = fields.get(IMAGE_KEY)
-    if getattr(given, "ndim", 0) == 3 and hasattr(given, "detach"):
-        given = list(given)  # rows of several images in one tensor
-    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given]
-    return tuple(
-        ImageSource(f"multi_modal_data.image[{index}]", _given_rows(item) or path_or_url(item))
-        for index, item in enumerate(items)
-        if item is not None
-    )
+    return fields.get(IMAGE_KEY)
+
+
+def _listed(given: object) -> list[object]:
+    if given is None:
+        return []
+    return list(cast("Sequence[object]", given)) if isinstance(given, list | tuple) else [given]
 
 
 def _given_rows(item: Any) -> RowsSource | None:
@@ -157,7 +192,8 @@ def image_source(part: Mapping[str, Any], place: str) -> ImageSource:
         value, place = part["url"], f"{place}.url"
     else:
         place = f"{place}.{name}"
-    uuid, fields = _uuid_of(part, base), cast("Mapping[str, Any]", {})
+    uuid = _checked_uuid(part.get("uuid"), f"{base}.uuid")
+    fields = cast("Mapping[str, Any]", {})
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
         place = _own_place(fields, f"{place}.url")
@@ -195,13 +231,12 @@ def _rows_source(part: Mapping[str, Any], place: str) -> ImageSource:
     return ImageSource(place, RowsSource(value, grid))
 
 
-def _uuid_of(part: Mapping[str, Any], place: str) -> str | None:
-    uuid = part.get("uuid")
-    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= LONGEST_UUID):
-        raise RequestError(
-            f"{place}.uuid is {quoted(uuid)}: send a text of 1 to {LONGEST_UUID} characters"
-        )
-    return uuid
+def _checked_uuid(uuid: object, place: str) -> str | None:
+    """Return a caller's name for an image. RequestError, which names the place, for one that is
+    none."""
+    if uuid is None or (isinstance(uuid, str) and 0 < len(uuid) <= LONGEST_UUID):
+        return uuid
+    raise RequestError(f"{place} is {quoted(uuid)}: send a text of 1 to {LONGEST_UUID} characters")
 
 
 def _own_place(fields: Mapping[str, Any], place: str) -> str:
