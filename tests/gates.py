@@ -1,9 +1,10 @@
 """Groups of tests that need not run again while all that they depend on is the same.
 
-Each group in `GATES` says what it depends on: files, and versions of tools. `tests/gates.json` has
-the digest of these under which a group last passed. As a plugin of pytest (`-p tests.gates`, which
-`make test` and `.ci/run` give) this leaves out the files of groups with the same digest. `make
-gates` runs all groups, or those in GATES="sanitizers triton", and alone writes the file.
+Each group of `tests/gate_table.py` says what it depends on: files, and versions of tools.
+`tests/gates.json` has the digest of these under which a group last passed. As a plugin of pytest
+(`-p tests.gates`, which `make test` and `.ci/run` give) this leaves out the files of groups with
+the same digest. `make gates` runs all groups, or those in GATES="sanitizers triton", and alone
+writes the file.
 
     python -m tests.gates              # which groups would run, and why
     python -m tests.gates prove NAMES  # `make gates`
@@ -25,7 +26,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,210 +35,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.gate_table import GATES, Gate
+
 if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".json")
 KERNEL_BUILD = ROOT / "src/quire/ops/compile/build.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A group and what it depends on.
-
-    tests: globs of its test files. covers: globs of all other files that decide how they end; a
-    test holds them against imports. tools: names in `VERSIONS`, or of installed packages.
-
-    sets: whether a proof is of the kernel sets that its processor runs, and of no others. widest:
-    whether it is of the widest of them, and not of all others. vendor:
-    whether it is of processors of one vendor (csrc/native/vendor.h). all_sets: whether the group
-    needs sets that the processor does not run. command: function to run where there are no test
-    files; returns the number of its checks, or raises SystemExit.
-    """
-
-    name: str
-    tests: tuple[str, ...]
-    covers: tuple[str, ...]
-    tools: tuple[str, ...]
-    sets: bool = False
-    widest: bool = False
-    vendor: bool = False
-    all_sets: bool = False
-    command: Callable[[], int] | None = None
-
-
-def _compile_all_sets() -> int:
-    """Compile each set for this architecture somewhere else, and return how many there are."""
-    from quire.ops.compile import ISAS, CompileError, compile_kernels
-    from quire.platform import detect_platform
-
-    architecture = detect_platform().cpu.architecture
-    wanted = {isa.name for isa in ISAS if architecture in isa.architectures}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            made = compile_kernels(Path(folder), isas=sorted(wanted))
-        except CompileError as error:
-            raise SystemExit(str(error)) from None
-    missing = wanted - {path.stem.removeprefix("libquire_") for path in made}
-    if missing:
-        raise SystemExit(f"The compiler does not know {', '.join(sorted(missing))}.")
-    return len(wanted)
-
-
-def _check_wheel() -> int:
-    done = subprocess.run([sys.executable, "-m", "tools.check_wheel"], cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise SystemExit("The wheel is not whole, see above.")
-    return 1
-
-
-COMPILING = (
-    *("src/quire/ops/csrc/**", "src/quire/ops/compile/**"),
-    *("src/quire/platform/cgroups.py", "src/quire/platform/cpu.py"),
-)
-KERNELS = (
-    "src/quire/ops/**",
-    *(f"src/quire/platform/{name}.py" for name in ("__init__", "amd", "cgroups", "cpu", "facts")),
-    *(f"src/quire/platform/{name}.py" for name in ("gpu", "gpu_facts", "nvml", "shared_region")),
-    "src/quire/platform/torch_build.py",
-    *(f"src/quire/distributed/{name}.py" for name in ("__init__", "collectives", "plain")),
-    "src/quire/errors.py",
-    "src/quire/config/env.py",
-    "src/quire/config/kv_layout.py",
-    "src/quire/config/model_spec.py",
-    "src/quire/config/packed/block_kinds.py",
-    "src/quire/config/packed/table_format.py",
-    "src/quire/config/quantization.py",
-    "src/quire/config/shard.py",
-    "tests/profiles.py",
-    "tests/pairs.py",
-    "tests/processors.py",
-    "tests/conftest.py",
-    "tests/ops/conftest.py",
-    "tests/ops/tile_emulator.*",
-)
-MODELS = (
-    *KERNELS,
-    *("src/quire/models/*.py", "src/quire/models/generic/**", "src/quire/models/hybrid/**"),
-    *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
-    *(
-        f"src/quire/config/media/{name}.py"
-        for name in ("gemma3", "idefics3", "image_spec", "qwen_vl", "siglip")
-    ),
-    "src/quire/models/towers/**",
-    *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
-    *(
-        f"src/quire/config/{name}.py"
-        for name in ("__init__", "checkpoint", "generation", "hf", "hub", "rope", "sentence")
-    ),
-    *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
-    *("src/quire/protocol/parameters/**", "src/quire/platform/**", "src/quire/foreign.py"),
-    *("tests/models/families.py", "tests/models/family_bases.py", "tests/models/harness.py"),
-)
-GATES = (
-    Gate("kernel-sets", (), COMPILING, ("compiler",), all_sets=True, command=_compile_all_sets),
-    Gate(
-        "sanitizers",
-        ("tests/ops/test_sanitizers.py",),
-        KERNELS,
-        ("compiler", "torch", "numpy"),
-        sets=True,
-        widest=True,
-    ),
-    Gate(
-        "tiles",
-        (
-            "tests/ops/test_tiles.py",
-            "tests/ops/test_tile_*.py",
-            "tests/ops/test_attention_tiles.py",
-        ),
-        (*KERNELS, "tests/ops/test_paged_attention.py", "tests/waiting.py"),
-        ("compiler", "torch", "numpy"),
-        sets=True,
-        vendor=True,
-        all_sets=True,
-    ),
-    Gate(
-        "compilation",
-        ("tests/ops/test_compile.py", "tests/ops/test_compiled.py"),
-        (*KERNELS, "hatch_build.py", "tests/waiting.py", "tests/platform/machine_files.py"),
-        ("compiler", "torch", "numpy"),
-    ),
-    Gate(
-        "triton",
-        ("tests/ops/test_triton*.py",),
-        (
-            *(*KERNELS, "tests/ops/triton/compiler.py", "tests/ops/triton/interpreter.py"),
-            "tests/ops/triton/interpreted_[!c]*.py",  # callers depend on more than kernels
-            *("tests/ops/test_paged_attention.py", "tests/ops/test_rope_and_write_kv.py"),
-        ),
-        ("torch", "triton", "numpy"),
-    ),
-    Gate(
-        "attention",
-        (
-            "tests/ops/test_paged_attention.py",
-            "tests/ops/test_last_key.py",
-            "tests/ops/test_attention_bf16.py",
-            "tests/ops/test_int8_cache.py",
-        ),
-        KERNELS,
-        ("compiler", "torch", "numpy"),
-        sets=True,
-        vendor=True,
-    ),
-    Gate(
-        "products",
-        ("tests/ops/test_linear*.py", "tests/ops/test_experts.py"),
-        (*KERNELS, "tests/waiting.py"),
-        ("compiler", "torch", "numpy"),
-        sets=True,
-        vendor=True,
-    ),
-    Gate(
-        "providers",
-        ("tests/ops/test_providers.py", "tests/ops/test_references.py"),
-        (*KERNELS, "tests/ops/test_paged_attention.py"),
-        ("compiler", "torch", "numpy"),
-        sets=True,
-        vendor=True,
-    ),
-    Gate(
-        "families",
-        (
-            *("tests/models/test_golden.py", "tests/models/test_generic.py"),
-            "tests/models/test_forward_ops.py",
-        ),
-        MODELS,
-        ("compiler", "torch", "numpy", "transformers"),
-        sets=True,
-        vendor=True,
-    ),
-    Gate(
-        "page",
-        ("tests/server/test_page_browser.py", "tests/server/test_page_replay.py"),
-        (
-            *("src/quire/**", "tests/server/page/*.json*", "tools/page_pictures.py"),
-            *(f"tests/server/{name}.py" for name in ("conftest", "in_memory", "page_faults")),
-            *(f"tests/server/{name}.py" for name in ("responses", "running", "scripted", "wire")),
-            *("tests/engine/fake_engine.py", "tests/executor/fake*.py"),
-            *("tests/grammar/bundled_tokens.py", "tests/conftest.py", "tests/waiting.py"),
-            *("tests/image_writer.py", "tests/profiles.py", "tests/pairs.py"),
-        ),
-        ("chromium", "playwright", "axe-playwright-python"),
-    ),
-    Gate(
-        "wheel",
-        (),
-        (
-            *("src/quire/**", "pyproject.toml", "hatch_build.py", "Dockerfile", ".dockerignore"),
-            *("README.md", "LICENSE", "tools/check_wheel.py"),
-        ),
-        ("compiler",),
-        command=_check_wheel,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
