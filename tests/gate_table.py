@@ -128,7 +128,7 @@ OPERATIONS = (
     "src/quire/ops/linear/int8/activations.py",
     "src/quire/ops/pointwise/activation/contract.py",
 )
-"""What `config` knows of operations."""
+"""Files of operations that `config` reads."""
 SCHEDULING = (
     *("src/quire/scheduler/**", "src/quire/kv_cache/**", "src/quire/speculation/**"),
     *("src/quire/config/**", "src/quire/protocol/**", "src/quire/platform/**"),
