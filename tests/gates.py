@@ -1,9 +1,10 @@
 """Groups of tests that need not run again while all that they depend on is the same.
 
-Each group in `GATES` says what it depends on: files, and versions of tools. `tests/gates.json` has
-the digest of these under which a group last passed. As a plugin of pytest (`-p tests.gates`, which
-`make test` and `.ci/run` give) this leaves out the files of groups with the same digest. `make
-gates` runs all groups, or those in GATES="sanitizers triton", and alone writes the file.
+Each group of `tests/gate_table.py` says what it depends on: files, and versions of tools.
+`tests/gates.json` has the digest of these under which a group last passed. As a plugin of pytest
+(`-p tests.gates`, which `make test` and `.ci/run` give) this leaves out the files of groups with
+the same digest. `make gates` runs all groups, or those in GATES="sanitizers triton", and alone
+writes the file.
 
     python -m tests.gates              # which groups would run, and why
     python -m tests.gates prove NAMES  # `make gates`
@@ -25,7 +26,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,8 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.gate_table import GATES, Gate
 
 if TYPE_CHECKING:
     import pytest
@@ -44,6 +46,7 @@ KERNEL_BUILD = ROOT / "src/quire/ops/compile/build.py"
 
 
 @dataclass(frozen=True, slots=True)
+<<<<<<< HEAD
 class Gate:
     """A group and what it depends on.
 
@@ -250,6 +253,8 @@ GATES = (
 
 
 @dataclass(frozen=True, slots=True)
+=======
+>>>>>>> gate
 class Proof:
     """A pass of a group. digest: digest of its files. versions: versions of its tools. sets: kernel
     sets that its processor ran, best first."""

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import gates
-from tests.gates import GATES, Gate, Proof
+from tests.gate_table import GATES, Gate
+from tests.gates import Proof
 
 ROOT = gates.ROOT
 NAMES = [gate.name for gate in GATES]
@@ -166,8 +167,9 @@ gates.GATES = (
     gates.Gate("toy", ("room/test_toy.py",), ("covered",), ("numpy",)),
     gates.Gate("idle", ("room/test_idle.py",), ("covered",), ()),
 )
-options = ["-q", "-p", "tests.gates", "-p", "no:cacheprovider", "-c", "/dev/null"]
-sys.exit(pytest.main([*options, "--rootdir", sys.argv[1], "-n", "1", *sys.argv[2:]]))
+plugins = ["-p", "xdist.plugin", "-p", "tests.gates", "-p", "no:cacheprovider"]
+options = ["-q", *plugins, "-c", "/dev/null", "--rootdir", sys.argv[1], "-n", "1"]
+sys.exit(pytest.main([*options, *sys.argv[2:]]))
 """
 
 
@@ -182,10 +184,16 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
     (room / "test_idle.py").write_text("import pytest\npytest.skip('', allow_module_level=True)\n")
     (room / "test_other.py").write_text("def test_other():\n    pass\n")
 
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        "PATH": "/usr/bin",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of others, which take time to load
+    }
+
     def run(*options: str) -> str:
         words = [sys.executable, "-W", "ignore", "-c", TOY, str(tmp_path), *options]
         done = subprocess.run(
-            words, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "PATH": "/usr/bin"},
+            words, cwd=tmp_path, env=environment,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert not done.stderr, done.stderr

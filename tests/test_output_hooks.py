@@ -28,7 +28,15 @@ from quire.hooks import (
 from quire.protocol import FinishReason
 from quire.protocol.status import EngineState
 from quire.rendering.tokenizer import Tokenizer
-from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.engine.process_harness import (
+    Collected,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_begun,
+    until_state,
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "output_hooks"
 PROMPTS = ["Once upon a time", "The capital of France is", "1 2 3 4"]
@@ -318,8 +326,7 @@ def test_a_core_of_another_process_loads_hooks_and_replays_continue(plain: LLM) 
                 asyncio.ensure_future(collect(stream, found))
                 for stream, found in zip(streams, founds, strict=True)
             ]
-            while min(len(found.tokens.get(0, ())) for found in founds) < 2:
-                await asyncio.sleep(0)
+            await until_begun(founds, 2)
             os.kill(host.supervisor.pid, signal.SIGKILL)
             await until_state(host.client, EngineState.RESTARTING)
             assert [(await task).tokens for task in tasks] == wanted

@@ -38,7 +38,8 @@ def read(lines: Sequence[str]) -> Cases:
 
 def lost(before: Cases, after: Cases, places: Mapping[str, Cases]) -> dict[str, Counter[str]]:
     """Return how many lost cases of each function are where. places: further lists by name."""
-    left = {name.rpartition("::")[2]: name for name in after}
+    lists = (*places.values(), after)
+    left = {name.rpartition("::")[2]: name for cases in lists for name in cases}
     found: dict[str, Counter[str]] = {}
     for name, cases in before.items():
         where: Counter[str] = Counter()

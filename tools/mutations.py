@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "the newest cached block is evicted first",
         "kv_cache/pool.py",
-        "block = next(iter(self._cached))",
-        "block = next(reversed(self._cached))",
+        "islice(self._cached, count)",
+        "islice(reversed(self._cached), count)",
         ("tests/kv_cache",),
     ),
     Fault(

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import jsonschema
 import pytest
 
 from quire.cli.main import main
+from tests import waiting
 from tests.waiting import WAIT_S
 
 CODE = "import sys; from quire.cli.main import main; sys.exit(main())"
@@ -93,7 +93,7 @@ def test_required_calls_can_be_parsed(server: tuple[str, subprocess.Popen[str]],
         "seed": seed,
         "max_tokens": 150,
     }
-    reply = httpx.post(f"{server[0]}/v1/chat/completions", json=body, timeout=WAIT_S)
+    reply = waiting.post(f"{server[0]}/v1/chat/completions", json=body)
     (choice,) = reply.json()["choices"]
     assert choice["finish_reason"] == "tool_calls", choice
     (call,) = choice["message"]["tool_calls"]

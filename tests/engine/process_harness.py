@@ -103,6 +103,12 @@ async def until_state(client: ProcessEngineClient, state: EngineState) -> None:
         status = await client.wait_for_change(status)
 
 
+async def until_begun(founds: Sequence[Collected], count: int) -> None:
+    """Wait until the first sample of each has so many tokens."""
+    while min(len(found.tokens.get(0, ())) for found in founds) < count:
+        await asyncio.sleep(0.001)  # the processor is for those that compute
+
+
 async def until_idle(client: ProcessEngineClient) -> None:
     """Wait until the core reports that it holds nothing for anybody, so nothing leaks."""
     async with asyncio.timeout(WAIT_S):

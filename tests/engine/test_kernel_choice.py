@@ -32,7 +32,15 @@ from quire.ops.native import binding
 from quire.platform import Platform, detect_platform
 from quire.protocol.status import EngineState
 from tests.config.specs import make_gpu_platform, make_platform
-from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.engine.process_harness import (
+    Collected,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_begun,
+    until_state,
+)
 from tests.processors import PROCESSORS, on_each_processor, pretend_processor
 
 FAMILIES = ("avx512_bf16", "avx512_vnni", "avx2")
@@ -291,8 +299,7 @@ def test_killed_streams_continue_to_the_bit_whatever_the_next_measurement_finds(
                 if cache == "kept" and number == 0:
                     continue
                 tasks, founds = await _streams(host)
-                while min(len(found.tokens.get(0, ())) for found in founds) < 5:
-                    await asyncio.sleep(0)
+                await until_begun(founds, 5)
                 os.kill(host.supervisor.pid, signal.SIGKILL)
                 await until_state(host.client, EngineState.RESTARTING)
                 assert [_bits(await task) for task in tasks] == uncut

@@ -17,6 +17,7 @@ from tests.engine.greedy import (
     LENGTHS,
     SETTINGS,
     generate,
+    give_families,
     prompt_of,
     tokens_by_transformers,
     tokens_of,
@@ -28,8 +29,23 @@ LONG = {"max_position_embeddings": 512, "index_topk": 512}
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
 CASES = tuple(Case(name, name, LONG) for name in NAMES)
 
+KINDS = ("deepseek_v3", "minicpm3")
+BY_KIND = (
+    "test_beams_are_the_same_in_any_company",
+    "test_forks_share_vectors",
+    "test_drafts_change_no_token",
+    "test_later_turns_find_their_prefix",
+    "test_sleep_loses_nothing",
+    "test_vectors_in_int8_serve_in_a_quarter_of_the_memory",
+)
+"""Laws that families of a kind keep or break alike."""
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    give_families(metafunc, CASES, KINDS, BY_KIND)
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param.name)
     write_checkpoint(request.param, path)

@@ -12,7 +12,15 @@ from quire import SamplingParams as Params
 from quire.bundled import bundled_model_path
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.protocol.status import EngineState
-from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.engine.process_harness import (
+    Collected,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_begun,
+    until_state,
+)
 
 LENGTH = 24
 SETTINGS = {
@@ -56,8 +64,7 @@ def test_in_process_equals_other_process_cut_or_not() -> None:
             assert [(await task).tokens for task in tasks] == wanted
             for cut in (1, 13):
                 tasks, founds = await _start(host.client, prompts)
-                while min(len(f.tokens.get(0, ())) for f in founds) < cut:
-                    await asyncio.sleep(0)
+                await until_begun(founds, cut)
                 os.kill(host.supervisor.pid, signal.SIGKILL)
                 await until_state(host.client, EngineState.RESTARTING)
                 assert [(await task).tokens for task in tasks] == wanted

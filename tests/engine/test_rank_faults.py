@@ -36,7 +36,15 @@ from quire.runner.graphs.recorder import NativeRecorder
 from quire.server.routes.exposition import rank_metrics
 from tests.engine.failing_rank import COMMAND, FATAL, REPLAYS_COMMAND
 from tests.engine.hanging_rank import CORE_COMMAND, HANG, HANG_CORE
-from tests.engine.process_harness import Collected, ask, collect, hosted, run, until_state
+from tests.engine.process_harness import (
+    Collected,
+    ask,
+    collect,
+    hosted,
+    run,
+    until_begun,
+    until_state,
+)
 from tests.engine.test_laws import has_kernels
 from tests.lora.adapters import write_adapter
 from tests.models.families import Case, write_checkpoint
@@ -87,7 +95,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.fixture(scope="module")
 def uncut() -> list[list[int]]:
+    """Tokens of `PROMPTS` where nothing fails."""
     with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
         params = [
             SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.8, seed=i)
@@ -113,11 +123,13 @@ async def start_all(client: ProcessEngineClient) -> tuple[list[Any], list[Collec
     return tasks, founds
 
 
-def test_streams_survive_the_end_of_a_rank(record_property: Callable[[str, object], None]) -> None:
+def test_streams_survive_the_end_of_a_rank(
+    uncut: list[list[int]], record_property: Callable[[str, object], None]
+) -> None:
     """Ranks are killed, stopped or hang at random points under load: each stream goes on to the
     byte, and the next request is served. Turns red when a rank that computes no more is not
     noticed, a stream gets no end, or something stays."""
-    wanted, seen = uncut(), set[int]()
+    seen = set[int]()
     seconds = defaultdict[str, list[float]](list)
     memory, directories = set(os.listdir("/dev/shm")), set[Path]()
 
@@ -131,8 +143,7 @@ def test_streams_survive_the_end_of_a_rank(record_property: Callable[[str, objec
             for name, (rank, number, limit) in itertools.islice(faults, NUM_FAULTS):
                 tasks, founds = await start_all(host.client)
                 cut = rng.randrange(1, 40)
-                while min(len(found.tokens.get(0, ())) for found in founds) < cut:
-                    await asyncio.sleep(0)
+                await until_begun(founds, cut)
                 core = host.supervisor.pid
                 assert core is not None
                 pids = (core, *children_of(core))
@@ -147,7 +158,7 @@ def test_streams_survive_the_end_of_a_rank(record_property: Callable[[str, objec
                 again = await collect(await ask(host.client, PROMPTS[0], max_tokens=3))
                 seconds[f"{name}, next served"].append(time.monotonic() - noticed)
                 assert len(again.tokens[0]) == 3
-                assert [(await task).tokens[0] for task in tasks] == wanted
+                assert [(await task).tokens[0] for task in tasks] == uncut
             last = host.supervisor.pid
             assert last is not None
             seen.update((last, *children_of(last)))
@@ -162,10 +173,9 @@ def test_streams_survive_the_end_of_a_rank(record_property: Callable[[str, objec
     assert SCALE == 1 or set(os.listdir("/dev/shm")) == memory
 
 
-def test_two_replicas_of_two_ranks() -> None:
+def test_two_replicas_of_two_ranks(uncut: list[list[int]]) -> None:
     """Four processes that compute: replicas give what one gives, and the death of a rank moves the
     streams of its replica to the other one at once."""
-    wanted = uncut()
 
     async def work() -> None:
         settings = {**SETTINGS, "data_parallel_size": 2}
@@ -175,13 +185,12 @@ def test_two_replicas_of_two_ranks() -> None:
                 await until_state(each, EngineState.READY)
             tasks, founds = await start_all(client)
             assert [each.num_unfinished for each in client._replicas] == [2, 2]
-            while min(len(found.tokens.get(0, ())) for found in founds) < 3:
-                await asyncio.sleep(0)
+            await until_begun(founds, 3)
             (rank,) = children_of(host.supervisor.pid or 0)
             os.kill(rank, signal.SIGKILL)
             await until_state(client._replicas[0], EngineState.RESTARTING)
             assert client.status.state is EngineState.READY
-            assert [(await task).tokens[0] for task in tasks] == wanted
+            assert [(await task).tokens[0] for task in tasks] == uncut
 
     run(work())
 

@@ -14,6 +14,7 @@ from tests.engine.greedy import (
     LENGTHS,
     SETTINGS,
     generate,
+    give_families,
     prompt_of,
     tokens_by_transformers,
     tokens_of,
@@ -32,8 +33,26 @@ CASES = (
     ),
 )
 
+KINDS = ("lfm2", "qwen3_next", "granitemoehybrid", "mamba2")
+BY_KIND = (
+    "test_a_later_turn_starts_from_a_checkpoint",
+    "test_output_is_not_computed_again",
+    "test_a_slot_has_nothing_of_its_last_tenant",
+    "test_few_checkpoints_serve_as_well",
+    "test_a_fresh_request_is_clean_in_a_poisoned_slot",
+    "test_beams_are_the_same_in_any_company",
+    "test_sleep_keeps_nothing_and_loses_nothing",
+    "test_forks_take_the_state_along",
+    "test_int8_kv_serves",
+)
+"""Laws that families of a kind keep or break alike."""
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    give_families(metafunc, CASES, KINDS, BY_KIND)
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param.name)
     write_checkpoint(request.param, path)

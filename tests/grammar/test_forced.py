@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, SamplingParams
 from quire.grammar.guidance import GuidanceGrammars
-from quire.protocol import EngineRequest, FinishReason
+from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.grammar import GrammarSpec, StructuredOutputsParams
 from tests.engine.fake_engine import FakeEngine
 from tests.grammar.bundled_tokens import EOS, grammars, text_of, tokenizer
@@ -112,35 +111,6 @@ def test_what_is_forced_is_what_the_masks_say(shared: GuidanceGrammars, output: 
     last = masks[-1]
     assert last is not None
     assert np.unpackbits(last.view(np.uint8)).sum() > 1
-
-
-@DEPTHS
-def test_each_forced_token_has_its_log_probability(depth: int) -> None:
-    """The model's, before the mask; by the bits as without forced tokens."""
-    params = [
-        SamplingParams(
-            max_tokens=100, seed=i, n=1 + i, temperature=0.8, logprobs=3,
-            structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    prompts = ["The weather", "A station"]
-    with LLM(quiet=True, num_kv_blocks=64, max_model_len=256, depth=depth) as llm:
-        client: Any = llm.engine.client
-        scheduler = client._core._scheduler
-        runs: list[Any] = []
-        steps: list[int] = []
-        for takes_forced in (False, True):
-            scheduler._drafts.takes_forced = takes_forced
-            before = scheduler.stats().steps_total
-            runs.append(llm.generate(prompts, params, use_tqdm=False))
-            steps.append(scheduler.stats().steps_total - before)
-    assert steps[1] < 0.75 * steps[0]
-    for one, other in zip(*runs, strict=True):
-        for sample, reference in zip(one.outputs, other.outputs, strict=True):
-            assert sample.token_ids == reference.token_ids
-            assert sample.logprobs == reference.logprobs
-            assert len(sample.logprobs or ()) == len(sample.token_ids)
 
 
 def test_a_forced_end_is_seen(shared: GuidanceGrammars) -> None:

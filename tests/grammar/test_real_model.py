@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 
 from quire import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from tests.grammar.test_forced import DEPTHS
+from tests.grammar.test_forced import SCHEMA as STATION
 
 SCHEMA = {
     "type": "object",
@@ -116,3 +118,32 @@ def test_an_engine_without_a_tokenizer_says_so() -> None:
         (output,) = engine.generate([[5, 6]], params(detokenize=False), use_tqdm=False)
     assert output.error is not None
     assert "tokenizer" in output.error
+
+
+@DEPTHS
+def test_each_forced_token_has_its_log_probability(depth: int) -> None:
+    """The model's, before the mask; by the bits as without forced tokens."""
+    params = [
+        SamplingParams(
+            max_tokens=100, seed=i, n=1 + i, temperature=0.8, logprobs=3,
+            structured_outputs=StructuredOutputsParams(json=STATION, disable_any_whitespace=True),
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    prompts = ["The weather", "A station"]
+    with LLM(quiet=True, num_kv_blocks=64, max_model_len=256, depth=depth) as llm:
+        client: Any = llm.engine.client
+        scheduler = client._core._scheduler
+        runs: list[Any] = []
+        steps: list[int] = []
+        for takes_forced in (False, True):
+            scheduler._drafts.takes_forced = takes_forced
+            before = scheduler.stats().steps_total
+            runs.append(llm.generate(prompts, params, use_tqdm=False))
+            steps.append(scheduler.stats().steps_total - before)
+    assert steps[1] < 0.75 * steps[0]
+    for one, other in zip(*runs, strict=True):
+        for sample, reference in zip(one.outputs, other.outputs, strict=True):
+            assert sample.token_ids == reference.token_ids
+            assert sample.logprobs == reference.logprobs
+            assert len(sample.logprobs or ()) == len(sample.token_ids)

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
+from tests import waiting
 from tests.real.packages import smollm2_file
 from tests.server.in_memory import RealClient
 from tests.server.running import RunningServer, running_server
-from tests.waiting import WAIT_S
 
 from quire import LLM
 from quire.config.families.reader import read_model_spec
@@ -59,7 +58,7 @@ def test_required_calls_all_parse(server: RunningServer) -> None:
             "seed": seed,
             "max_tokens": 120,
         }
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S)
+        reply = waiting.post(f"{server.url}/v1/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
         return reply.json()["choices"][0]
 

@@ -136,9 +136,9 @@ def test_endless_repetitions_leave_finite_logits_and_cost_little():
     history = np.full(20_000, 7, np.int32)
     for base in (1.0, 1.001, 1.75, 1e6):
         params = greedy(dry_multiplier=1e6, dry_base=base, dry_allowed_length=3)
-        started = time.perf_counter()
+        started = time.process_time()
         edited = edit_row(descending(), edits_of(params, ()), RowPlace(history, history[:5]))
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
         assert np.isfinite(edited).all() and edited[7] < -1e5
         assert (np.delete(edited, 7) == np.delete(descending(), 7)).all()
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from quire.server.generation.served_model import model_dialect
 from quire.server.http.server import uvicorn_config
 from quire.server.readings.prompt_memory import KnownPrompt, PromptMemory
 from quire.server.readings.timeline import Timeline
+from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import InMemoryClient
 from tests.waiting import WAIT_S, wait_for
@@ -32,6 +33,9 @@ from tests.waiting import WAIT_S, wait_for
 Result = TypeVar("Result")
 
 MODEL = "bundled"
+
+PATIENT = Limits(max_queue_s=10 * WAIT_S, first_token_timeout_s=10 * WAIT_S)
+"""Limits that end no request because others use the machine too."""
 
 
 def remembered(timeline: Timeline, token_ids: list[int]) -> KnownPrompt:
@@ -106,6 +110,8 @@ def running_server(
     adapters: ServedAdapters | None = None,
 ) -> Iterator[RunningServer]:
     settings = settings or ServerSettings(disable_access_log=True)
+    if settings.limits == Limits():
+        settings = replace(settings, limits=PATIENT)
     backend = Backend()
     engine = client or InMemoryClient()
     backend.serve(engine)

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.model_front import ModelFront
 from tests import waiting
-from tests.profiles import examples
+from tests.profiles import machine_settings
 from tests.server.running import MODEL, RunningServer, running_server
 from tests.server.scripted import hermes_front
 
@@ -122,7 +122,7 @@ def test_any_value_in_any_place(http: httpx.Client, server: RunningServer, route
     base = BASES[route]
     assert http.post(route, json=base).status_code == 200
 
-    @examples(150, deadline=None, suppress_health_check=list(HealthCheck))
+    @machine_settings(150)
     @given(st.sampled_from(places(base)), JSON)
     def check(path: tuple[Any, ...], value: Any) -> None:
         body = with_value(base, path, value)

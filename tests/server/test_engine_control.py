@@ -56,9 +56,9 @@ def cached(reply: httpx.Response) -> int:
 def test_they_are_closed_without_the_switch_and_without_a_key(
     server: RunningServer, controlled: RunningServer, path: str
 ) -> None:
-    assert httpx.post(server.url + path).status_code == 404
-    assert httpx.post(controlled.url + path).status_code == 401
-    assert httpx.get(controlled.url + "/is_sleeping").status_code == 401
+    assert waiting.post(server.url + path).status_code == 404
+    assert waiting.post(controlled.url + path).status_code == 401
+    assert waiting.get(controlled.url + "/is_sleeping").status_code == 401
     assert controlled.client.state is EngineState.READY
 
 
@@ -141,9 +141,7 @@ def test_requests_that_come_during_a_pause_wait(
 
     async def ask() -> httpx.Response:
         headers = {"x-api-key": KEY}
-        async with httpx.AsyncClient(
-            base_url=controlled.url, headers=headers, timeout=60
-        ) as client:
+        async with waiting.PatientAsyncClient(base_url=controlled.url, headers=headers) as client:
             asking = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
             await asyncio.to_thread(controlled.wait_until_open)
             assert not asking.done()

@@ -149,16 +149,16 @@ def test_a_full_disk_is_said_and_files_can_be_deleted(
     asked = {"input_file_id": second, "endpoint": ROUTE, "completion_window": "24h"}
     with full_disk():
         replies = [
-            httpx.post(f"{kept.url}/v1/files", data={"purpose": "batch"}, files=form),
-            httpx.post(f"{kept.url}/v1/batches", json=asked),
+            waiting.post(f"{kept.url}/v1/files", data={"purpose": "batch"}, files=form),
+            waiting.post(f"{kept.url}/v1/batches", json=asked),
         ]
         for reply in replies:
             assert reply.status_code == 507, reply.text
             assert "no room" in reply.json()["error"]["message"]
-        reply = httpx.post(f"{kept.url}/v1/files", data={"purpose": "fine-tune"}, files=form)
+        reply = waiting.post(f"{kept.url}/v1/files", data={"purpose": "fine-tune"}, files=form)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "purpose")
         for _ in range(2):  # before and after it is known
-            reply = httpx.delete(f"{kept.url}/v1/files/{first}")
+            reply = waiting.delete(f"{kept.url}/v1/files/{first}")
         assert reply.status_code == 404
         assert [each.id for each in client.files.list()] == [second]
         with pytest.raises(openai.NotFoundError, match="no file"):

@@ -21,7 +21,6 @@ from tests.profiles import SCALE, seeds
 from tests.server.fake_serve import FakeServeOptions, FakeServer, fake_server
 from tests.server.load import get_json, leftovers, until_ready
 from tests.server.running import MODEL, RunningServer
-from tests.waiting import WAIT_S
 
 NUM_LOST = 40
 """Runs of each route with the engine in memory."""
@@ -84,7 +83,7 @@ def test_an_engine_is_lost_at_any_step(server: RunningServer, route: str) -> Non
     """Or not at all: the last event is the one that says how it ended."""
     choose = random.Random(7)
     seen: set[str] = set()
-    with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
+    with waiting.PatientClient(base_url=server.url) as http:
         for run in range(NUM_LOST):
             after = choose.randrange(32)
             server.call(lambda after=after: setattr(server.client, "fail_after", after))
@@ -102,7 +101,7 @@ def test_a_core_is_killed_at_any_moment(record_property: Callable[[str, object],
 
     async def work(server: FakeServer) -> None:
         base = f"http://127.0.0.1:{server.port}"
-        async with httpx.AsyncClient(base_url=base, timeout=WAIT_S) as http:
+        async with waiting.PatientAsyncClient(base_url=base) as http:
             for run in seeds(NUM_KILLS):
                 await until_ready(server.port)
                 found.update(await _one_run(server, http, run))

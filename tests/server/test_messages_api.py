@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import anthropic
-import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -522,5 +521,5 @@ def test_models(client: anthropic.Anthropic, server: RunningServer) -> None:
     found = client.models.retrieve("other-name")
     check_complete(found)
     assert found.lifecycle == "active" and found.max_input_tokens == 512
-    plain = httpx.get(f"{server.url}/v1/models", timeout=WAIT_S).json()["data"][0]
+    plain = waiting.get(f"{server.url}/v1/models").json()["data"][0]
     assert "lifecycle" not in plain

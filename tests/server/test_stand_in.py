@@ -23,7 +23,7 @@ from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
 from tests.server.test_fronts import TWO_FRONTS, fronts_of
 from tests.server.test_run import CHAT, CODE, LONG, serving
-from tests.waiting import WAIT_S, get, in_a_loop, post, wait_for
+from tests.waiting import WAIT_S, PatientAsyncClient, get, in_a_loop, post, wait_for
 
 FRONTS_WAIT = """
 import sys
@@ -80,7 +80,7 @@ def check_refusal(answer: httpx.Response, phase: str) -> None:
 
 @in_a_loop
 async def test_probes_tell_the_phase_and_the_rest_is_refused_with_it() -> None:
-    async with standing() as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with standing() as server, PatientAsyncClient(base_url=server.url) as http:
         alive = await http.get("/livez")
         assert (alive.status_code, alive.json()["status"]) == (200, "starting")
         assert (await http.head("/livez")).content == b""
@@ -97,7 +97,7 @@ async def test_probes_tell_the_phase_and_the_rest_is_refused_with_it() -> None:
 
 @in_a_loop
 async def test_a_large_body_gets_its_answer_too() -> None:
-    async with standing() as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with standing() as server, PatientAsyncClient(base_url=server.url) as http:
         check_refusal(await http.post(CHAT, content=b"x" * 5_000_000), "importing")
 
 

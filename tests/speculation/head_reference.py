@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import silu
 from transformers import LlamaForCausalLM
 
-__all__ = ["Guess", "Target", "guess"]
+__all__ = ["CausalStates", "Guess", "Target", "guess", "longest_first"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -24,20 +24,44 @@ class Guess:
     margin: float
 
 
+class CausalStates:
+    """States [T, ...] of a causal model. Those of a sequence are those of its beginnings, too."""
+
+    def __init__(self, compute: Callable[[list[int]], torch.Tensor]) -> None:
+        self._compute = compute
+        self._known: list[tuple[list[int], torch.Tensor]] = []
+
+    def of(self, tokens: Sequence[int]) -> torch.Tensor:
+        asked = list(tokens)
+        for known, states in self._known:
+            if known[: len(asked)] == asked:
+                return states[: len(asked)]
+        self._known.append((asked, self._compute(asked)))
+        return self._known[-1][1]
+
+
+def longest_first(seen: Iterable[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """Order tokens and their guesses so that `CausalStates` computes few sequences."""
+    return sorted(seen, key=lambda each: -len(each[0]))
+
+
 class Target:
     """The model that is guessed for, by transformers in float32."""
 
     def __init__(self, folder: Path) -> None:
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.config: Any = self.model.config
+        self._states = CausalStates(self._all_states)
 
     @torch.inference_mode()
+    def _all_states(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[T, L + 1, W]: the states that enter each layer, and those after the final norm."""
+        outputs = self.model(torch.tensor([tokens]), output_hidden_states=True)
+        return torch.stack([each[0] for each in outputs.hidden_states], 1)
+
     def states(self, tokens: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
         """[T, W]: the states that enter `layers`, side by side; after the final norm if none."""
-        outputs = self.model(torch.tensor([tokens]), output_hidden_states=True)
-        found = outputs.hidden_states
-        chosen = [found[layer][0] for layer in layers] or [found[-1][0]]
-        return torch.cat(chosen, 1)
+        return self._states.of(tokens)[:, list(layers) or [-1]].flatten(1)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model.model.embed_tokens(tokens)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.gguf_writer import gguf_tensors, write_gguf
 from tests.models.families import Case, write_checkpoint
 from tests.models.test_gguf import architecture_of, settings_of
-from tests.speculation.head_reference import Guess
+from tests.speculation.head_reference import CausalStates, Guess
 
 __all__ = [
     "DELTA",
@@ -51,6 +51,7 @@ class MTPOracle:
         self._head, self._inner = model.lm_head, copy.deepcopy(model.model)
         self._base = model.model
         self._parts, self._is_delta = parts, is_delta
+        self._states = CausalStates(self._computed_states)
         self._eps = model.config.rms_norm_eps
         count = len(self._base.layers) - 1
         self._base.layers, block = self._base.layers[:count], self._inner.layers[count]
@@ -62,9 +63,12 @@ class MTPOracle:
             self._inner.config.layer_types = ["full_attention"]
             self.config.layer_types = self.config.layer_types[:count]
 
-    @torch.inference_mode()
     def states(self, tokens: Sequence[int]) -> torch.Tensor:
         """[T, E]: states of the model after its final norm."""
+        return self._states.of(tokens)
+
+    @torch.inference_mode()
+    def _computed_states(self, tokens: Sequence[int]) -> torch.Tensor:
         return self._base(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
 
     @torch.inference_mode()
