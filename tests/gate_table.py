@@ -111,7 +111,15 @@ MODELS = (
     *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
     *(
         f"src/quire/config/media/{name}.py"
-        for name in ("gemma3", "idefics3", "image_spec", "qwen_vl", "siglip")
+        for name in (
+            "gemma3",
+            "idefics3",
+            "image_spec",
+            "projector",
+            "qwen_vl",
+            "registry",
+            "siglip",
+        )
     ),
     "src/quire/models/towers/**",
     *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
