@@ -54,7 +54,8 @@ def read_common(
     num_layers: int,
     heads: tuple[int, int, int],
 ) -> CommonFields:
-    """model_type: value where the file is silent. heads: see `read_heads`."""
+    """Read the fields, beside sizes and heads, which files name in several ways. model_type: value
+    where the file is silent. heads: see `read_heads`."""
     num_heads, num_kv_heads, head_dim = heads
     return CommonFields(
         architecture="",
