@@ -18,7 +18,7 @@ from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
 from quire.platform.interrupts import held
 from quire.protocol.beam_search import BeamRules
-from quire.protocol.control import ControlOp, Report, UpdateWeights
+from quire.protocol.control import ControlOp, Report
 from quire.protocol.outputs import PoolingRequestOutput, RequestOutput
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import EngineRequest
@@ -270,8 +270,6 @@ class LLMEngine:
             try:
                 while not client.is_ready_for(op):
                     self._take_step()
-                if isinstance(op, UpdateWeights):
-                    self.assembler.drop_receipts()
                 return client.control(op)
             except BaseException:
                 client.stop_waiting()

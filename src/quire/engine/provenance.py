@@ -98,17 +98,15 @@ class Provenance:
         self._weights: tuple[str, str] | None = None  # stamp of the files, and their digest
         self._text: dict[str, Any] | None = None
 
-    def witness(
-        self, request: EngineRequest, facts: EngineFacts, name: str, weights_version: int = 0
-    ) -> Witness | None:
+    def witness(self, request: EngineRequest, facts: EngineFacts, name: str) -> Witness | None:
         """Return what makes the receipt of a request; None if it asks for none. name: name of the
-        model, for people. weights_version: number of times that its weights were replaced.
+        model, for people.
 
         The first call reads all weights, or looks up their digest in `env.cache_folder()`. Raises
         RequestError, naming the reason, if the bits of the answer cannot be promised."""
         if not request.params.deterministic:
             return None
-        _check(request, facts, weights_version)
+        _check(request, facts)
         engine, model, text = self.sections(facts)
         return Witness(request, engine=engine, model=model, text=text, name=name)
 
@@ -155,12 +153,10 @@ def _template_digest(template: ChatTemplate) -> str:
     return digest(msgspec.json.encode(sources, order="sorted"), b"quire template")
 
 
-def _check(request: EngineRequest, facts: EngineFacts, weights_version: int) -> None:
+def _check(request: EngineRequest, facts: EngineFacts) -> None:
     params = request.params
     if facts.unstable:
         raise _refused(facts.unstable)
-    if weights_version:
-        raise _refused("weights were replaced, and no file holds the new ones")
     if params.logits_processors:
         raise _refused("logits_processors are functions, which no receipt can state")
     if params.hooks:

@@ -24,6 +24,7 @@ from quire.protocol.receipts import (
     first_difference,
     logprob_bits,
     request_statement,
+    with_replaced,
 )
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams, check_vocabulary
@@ -82,6 +83,7 @@ def regenerate(
         )
     request = _request(receipt, adapter, first_handle)
     program, model, text = engine.provenance.sections(engine.facts)
+    model = with_replaced(model, engine.client.report.weights)
     own = request_statement(request)
     found = {
         "engine": program,

@@ -13,7 +13,7 @@ from quire.protocol.receipts.receipt import (
     logprob_bits,
     read_receipts,
 )
-from quire.protocol.receipts.witness import Witness, request_statement
+from quire.protocol.receipts.witness import Witness, request_statement, with_replaced
 
 __all__ = [
     "Difference",
@@ -29,4 +29,5 @@ __all__ = [
     "logprob_bits",
     "read_receipts",
     "request_statement",
+    "with_replaced",
 ]
