@@ -79,6 +79,7 @@ class GenerationRequest(_ParametersOfOpenAI, kw_only=True, forbid_unknown_fields
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_timeline: bool | None = None
+    return_weight_versions: bool | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     priority: int | None = None
