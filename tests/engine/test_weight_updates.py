@@ -231,7 +231,7 @@ def test_weights_that_are_owed_come_before_all_else() -> None:
 
 
 def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) -> None:
-    """From the tensors of a request to a core that takes the place of a killed one."""
+    """Turns red when a core that takes the place of a killed one serves the checkpoint."""
     with LLM(model=write_changed(tmp_path / "changed"), **SMALL) as other:
         expected, _ = answer(other)
     names = changed_tensors()

@@ -113,7 +113,7 @@ def trained(step: int) -> dict[str, torch.Tensor]:
 
 
 def answers_of(folder: Path, tensors: Mapping[str, torch.Tensor], front: ModelFront) -> Any:
-    """What a server of a checkpoint with these tensors answers."""
+    """The answers of a server of a checkpoint with these tensors."""
     folder.mkdir()
     for file in bundled_model_path().iterdir():
         if file.is_file():
@@ -195,7 +195,7 @@ def test_a_trainer_updates_the_model_and_reads_its_new_answers(
 
 
 def test_files_of_a_folder_are_an_update_too(http: httpx.Client, weights_folder: Path) -> None:
-    """As `save_pretrained` writes them. What the trainer writes afterwards changes nothing."""
+    """In the form of `save_pretrained`. Later writes of the trainer change nothing."""
     trainer = Trainer(http)
     trainer.update(trained(3))
     wanted = trainer.generate(PROMPTS)
@@ -249,7 +249,7 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_wrong_tensors_are_refused_by_name(
     http: httpx.Client, what: str, tensors: Any, words: str
 ) -> None:
-    """What was sent before them is not lost."""
+    """Tensors that were sent before them are not lost."""
     trainer = Trainer(http)
     trainer.update(trained(7))
     wanted = trainer.generate(PROMPTS)

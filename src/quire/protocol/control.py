@@ -244,7 +244,7 @@ class Report:
     kernels: a sentence on the kernels. kernel_family: the kernels of attention, in one word.
     numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
     unstable: reason for "fast", in words; empty for "invariant".
-    weights_version: number of times that weights were replaced. weights: those in use. loaded: the
+    weights_version: number of times that weights were replaced. weights: weights in use. loaded:
     files that they came from. sleep_level: 0 while it is awake.
     was_there: whether the operation found its object. measured: sizes on the device, where it can
     be measured. recovery_costs, pins, profile: result, if the operation asked for it. lost_pins:

@@ -49,7 +49,7 @@ class RequestStream:
         weights: Weights = CHECKPOINT,
     ) -> None:
         """on_abort: told the indices of samples that the reader ends; another one, when another
-        client follows the stream. weights: those in use, as far as is known."""
+        client follows the stream. weights: weights in use, as far as is known."""
         self.request = request
         self.samples = [SampleProgress(WeightHistory(weights)) for _ in range(request.params.n)]
         self.crashes = 0

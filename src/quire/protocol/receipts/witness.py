@@ -119,8 +119,8 @@ class Witness:
 
 
 def with_replaced(model: Mapping[str, Any], weights: Weights) -> Mapping[str, Any]:
-    """Return the section of a model with the digest of its weights. weights: those in use, of
-    which some may stand in place of the checkpoint's."""
+    """Return the section of a model with the digest of its weights. weights: weights in use,
+    some of them perhaps in place of the checkpoint's."""
     if not weights.digest:
         return model
     both = f"{model['weights']}\0{weights.digest}".encode()

@@ -30,7 +30,7 @@ HOW = (
     'Send {"update_info": {"names", "dtype_names", "shapes", "tensors"}} with the numbers in '
     'base64, or {"update_info": {"path"}} of safetensors files under --weights-folder.'
 )
-"""What to send to /update_weights."""
+"""Advice on bodies of /update_weights."""
 
 _DTYPES = {"float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2),
            "bfloat16": ("BF16", 2)}  # fmt: skip

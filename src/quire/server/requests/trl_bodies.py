@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.errors import clipped
-from quire.server.requests.bodies import ChatRequest, CompletionRequest
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, ParametersOfOpenAI
 from quire.server.requests.errors import RefusedError
 
 __all__ = ["TrlChatRequest", "TrlGenerateRequest"]
@@ -15,31 +15,28 @@ __all__ = ["TrlChatRequest", "TrlGenerateRequest"]
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
 
-class _TrlRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both routes. logprobs: tokens to list beside the one that is there; None for no
-    log-probabilities. generation_kwargs: more sampling parameters."""
+class _TrlRequest(ParametersOfOpenAI, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both routes: sampling parameters and others. logprobs: tokens to list beside the
+    one that is there; None for no log-probabilities. generation_kwargs: more sampling
+    parameters."""
 
-    n: int = 1
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    max_tokens: int = 16
+    n: int | None = None
     logprobs: int | None = 0
     structured_outputs_regex: str | None = None
-    generation_kwargs: dict[str, Any] = {}
+    generation_kwargs: dict[str, Any] | None = None
 
     def _request(self, kind: type[Request], fields: dict[str, Any]) -> Request:
         """Return the request of another route with these parameters and fields. Raises RefusedError
         for a parameter that it does not have."""
-        names = ("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
-        given = {name: getattr(self, name) for name in names}
+        names = ParametersOfOpenAI.__struct_fields__
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.structured_outputs_regex is not None:
             given["structured_outputs"] = {"regex": self.structured_outputs_regex}
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         try:
-            return msgspec.convert({**given, **self.generation_kwargs, **fields, **ids}, kind)
+            return msgspec.convert(
+                {**given, **(self.generation_kwargs or {}), **fields, **ids}, kind
+            )
         except msgspec.ValidationError as error:
             raise RefusedError(
                 f"generation_kwargs: {clipped(str(error))}. Correct it.", param="generation_kwargs"
@@ -68,7 +65,7 @@ class TrlChatRequest(_TrlRequest, kw_only=True, forbid_unknown_fields=True):
     """POST /chat. messages: conversations."""
 
     messages: list[list[dict[str, Any]]]
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
     def chats(self) -> list[ChatRequest]:

@@ -17,10 +17,10 @@ class InitWeightTransfer(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class WeightUpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tensors of an update: by values, or by files. names, dtype_names, shapes: as in vLLM, one
-    each for every tensor. tensors: their numbers, little-endian, in C order, as base64. path:
-    a safetensors file, or a folder with some, within the server's `weights_folder`. packed,
-    ipc_handles_pickled: announcements of vLLM's transports between GPUs, which are refused."""
+    """Tensors of an update, as numbers or in files. names, dtype_names, shapes: lists in vLLM's
+    form, with an item for every tensor. tensors: numbers of each, little-endian, in C order, as
+    base64. path: a safetensors file, or a folder with some, within the server's `weights_folder`.
+    packed, ipc_handles_pickled: announcements of transports between GPUs, which are refused."""
 
     names: list[str] | None = None
     dtype_names: list[str] | None = None

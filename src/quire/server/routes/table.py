@@ -26,7 +26,6 @@ from quire.server.routes import (
     text,
     tokens,
     vectors,
-    weights,
 )
 from quire.server.routes.route import Access, Call, Needs, Route
 from quire.server.routes.services import Services
@@ -41,7 +40,6 @@ GROUPS: tuple[tuple[str, tuple[Route[Any, Any], ...]], ...] = (
     ("tokens", tokens.ROUTES),
     ("tokenizer", text.ROUTES),
     ("operations", (*ops.ROUTES, *prefixes.ROUTES, *sessions.ROUTES, *control.ROUTES)),
-    ("weights", weights.ROUTES),
     ("page", page.ROUTES),
     ("vectors", vectors.ROUTES),
     ("Batches", batches.ROUTES),

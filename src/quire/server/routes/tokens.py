@@ -111,9 +111,10 @@ async def trl_chat(call: Call[TrlChatRequest]) -> TrlAnswer:
     """Answer conversations, as TRL's own server did up to TRL 1.12."""
     ready, bodies = call.ready, call.body.chats()
     most = call.limits.max_sequences
-    if not 0 < len(bodies) * call.body.n <= most:
+    n = call.body.n or 1
+    if not 0 < len(bodies) * n <= most:
         raise RefusedError(
-            f"{len(bodies)} conversations with n={call.body.n} are not 1 to {most} sequences "
+            f"{len(bodies)} conversations with n={n} are not 1 to {most} sequences "
             "(max_sequences). Send others.",
             param="messages",
         )
