@@ -72,5 +72,5 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         head = f"{name}\0{tensor.dtype}\0{list(tensor.shape)}".encode()
         total.update(len(head).to_bytes(8, "little") + head)
-        total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

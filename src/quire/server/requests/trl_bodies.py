@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -89,10 +89,11 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
+    found = cast("list[Any]", content)
     parts = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{part['image_pil']}"}}
         if isinstance(part, dict) and "image_pil" in part
         else part
-        for part in content
+        for part in found
     ]
     return {**message, "content": parts}
