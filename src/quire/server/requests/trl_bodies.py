@@ -90,10 +90,9 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return message
     found = cast("list[Any]", content)
-    parts = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{part['image_pil']}"}}
-        if isinstance(part, dict) and "image_pil" in part
-        else part
-        for part in found
-    ]
+    parts: list[Any] = []
+    for part in found:
+        data = cast("dict[str, Any]", part).get("image_pil") if isinstance(part, dict) else None
+        url = {"url": f"data:image/png;base64,{data}"}
+        parts.append(part if data is None else {"type": "image_url", "image_url": url})
     return {**message, "content": parts}
