@@ -386,16 +386,17 @@ class LLM(VectorMethods):
         self._llm_engine.control(ResetPrefixCache(reset_running_requests))
         return True
 
-    def update_weights(self, tensors: Mapping[str, Any]) -> int:
+    def update_weights(self, tensors: Mapping[str, Any], version: str = "") -> int:
         """Replace weights by name, as the checkpoint names them; others stay. Nothing that was
         cached before is hit any more; open streams go on with the new weights. The new version
         number. ConfigError, and nothing changes, for unknown names and other shapes. EngineError if
         they cannot be loaded: the engine goes on with the old ones, or sleeps if there is no memory
         for these either.
 
-        tensors: torch tensors or arrays.
+        tensors: torch tensors or arrays. version: label of outputs made with them (see
+        `CompletionOutput.weight_versions`); empty for the new number.
         """
-        return self._llm_engine.control(UpdateWeights(tensors)).weights_version
+        return self._llm_engine.control(UpdateWeights(tensors, version)).weights_version
 
     def start_profile(self, directory: str = "quire-profile") -> None:
         """Record what steps do; a trace is written to `directory` by `stop_profile`."""

@@ -21,9 +21,9 @@ sys.path[0] = str(ROOT)  # in place of this file's folder
 from quire.engine.core.engine_core import PlanObserver  # noqa: E402
 from quire.engine.core.heartbeat import Progress  # noqa: E402
 from quire.engine.supervision.core_process import StartedCore, run_core_process  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
+from quire.errors import ConfigError, EngineError  # noqa: E402
 from quire.protocol import StepPlan, StepResult  # noqa: E402
-from quire.protocol.control import ControlOp, Report  # noqa: E402
+from quire.protocol.control import ControlOp, LoadWeights, Report  # noqa: E402
 from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
@@ -39,13 +39,16 @@ KILLER, HANGER, STOPPER = 9_001, 9_002, 9_003
 @dataclasses.dataclass(frozen=True)
 class FakeCoreOptions:
     """step_s: shortest duration of a step. fault_after: steps that a row with a fatal token
-    survives. start_error: raised by the start of the instances from `error_from` on."""
+    survives. start_error: raised by the start of the instances from `error_from` on.
+    breaks_weights: number of the replica in which files of weights with "broken" in their names
+    pass the check and cannot be loaded."""
 
     step_s: float = 0.0
     fault_after: int = 0
     start_s: float = 0.0
     start_error: str = ""
     error_from: int = 0
+    breaks_weights: int = -1
     num_blocks: int = 256
     block_size: int = 4
     max_num_seqs: int = 16
@@ -59,8 +62,9 @@ class FakeCoreOptions:
 class FaultyExecutor:
     """Passes plans on, and does what the fatal tokens in their rows ask for."""
 
-    def __init__(self, executor, options: FakeCoreOptions) -> None:
+    def __init__(self, executor, options: FakeCoreOptions, replica: int) -> None:
         self._executor = executor
+        self._breaks_weights = replica == options.breaks_weights
         self._options = options
         self._countdown: dict[int, tuple[int, int]] = {}  # slot: fatal token, steps left
 
@@ -95,6 +99,9 @@ class FaultyExecutor:
         return self._executor.start()
 
     def control(self, op: ControlOp) -> Report:
+        is_load = isinstance(op, LoadWeights) and not op.is_trial
+        if self._breaks_weights and is_load and any("broken" in each for each in op.files):
+            raise EngineError("the new weights cannot be loaded: the engine goes on with the old")
         return self._executor.control(op)
 
     def put_media(self, handle: int, data: object) -> MediaInfo:
@@ -136,7 +143,7 @@ def _build(
         grammars=grammars(1000),
         flight=flight,
     )
-    engine.core._executor = FaultyExecutor(engine.core._executor, options)
+    engine.core._executor = FaultyExecutor(engine.core._executor, options, launch.replica)
     capacity = EngineCapacity(
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,

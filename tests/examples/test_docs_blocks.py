@@ -76,12 +76,15 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("engine")
     settings = ServerSettings(
-        disable_access_log=True, data_dir=str(tmp_path_factory.mktemp("kept"))
+        disable_access_log=True,
+        data_dir=str(tmp_path_factory.mktemp("kept")),
+        enable_engine_control=True,
     )
     with (
         LLM(quiet=True, num_kv_blocks=512, max_model_len=512) as engine,
-        running_server(bundled_front(), settings, RealClient(engine)) as found,
+        running_server(bundled_front(), settings, RealClient(engine, folder=folder)) as found,
     ):
         yield found
 

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.kv_layout import KVLayout
-from quire.errors import EngineError, RequestError
+from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.block_moves import BlockMove, MoveOutcome
-from quire.protocol.control import ControlOp, Report, Sleep, UpdateWeights, Wake
+from quire.protocol.control import ControlOp, LoadWeights, Report, Sleep, UpdateWeights, Wake
 from quire.protocol.media import MediaInfo
+from quire.protocol.request import Weights
 from quire.protocol.step import (
     DRAFT_OF_MODEL,
     EMPTY_INTS,
@@ -114,6 +115,7 @@ class FakeExecutor:
         self._draft = draft
         self._sleep_level = 0
         self._weights_version = 0
+        self._loaded = LoadWeights()
         self._readers_fail = readers_fail
         self._tokens_per_block = [group.tokens_per_block for group in layout.groups]
         self._poison = poison
@@ -148,10 +150,13 @@ class FakeExecutor:
 
     def control(self, op: ControlOp) -> Report:
         """Carry out an operation. Dropped memory is filled with garbage, and all rows are
-        removed."""
+        removed. A file of weights whose name has "refused" in it is refused; none is read."""
         if self._queue:
             raise EngineError(f"{type(op).__name__} was given while steps are in flight")
-        if isinstance(op, Sleep | UpdateWeights):
+        if isinstance(op, LoadWeights) and any("refused" in each for each in op.files):
+            raise ConfigError(f"update_weights: {op.files} are refused")
+        is_load = isinstance(op, LoadWeights) and not op.is_trial
+        if is_load or isinstance(op, Sleep | UpdateWeights):
             self._cache[:] = self._noise(self._cache.shape)
             self._garbage[:] = True
             self.tiers.lose_all(self._noise)
@@ -163,6 +168,9 @@ class FakeExecutor:
             self._sleep_level = 0
         elif isinstance(op, UpdateWeights):
             self._weights_version += 1
+        elif isinstance(op, LoadWeights) and not op.is_trial:
+            self._weights_version += 1
+            self._loaded = op
         return self._report()
 
     def _report(self) -> Report:
@@ -171,6 +179,8 @@ class FakeExecutor:
             kernel_family="fake",
             numerics="invariant",
             weights_version=self._weights_version,
+            weights=Weights(self._loaded.version, " ".join(self._loaded.files)),
+            loaded=self._loaded,
             sleep_level=self._sleep_level,
         )
 

@@ -28,6 +28,7 @@ from quire.protocol.receipts import (
     first_difference,
     read_receipts,
 )
+from quire.protocol.request import Weights
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS, RepetitionDetectionParams
 from quire.protocol.step import MediaSpan
 from tests.profiles import machine_settings
@@ -93,11 +94,11 @@ def receipt_of(
         ids, values = tokens[index % len(tokens)], logprobs[index % len(logprobs)]
         entries = [entry(*each) for each in zip(ids, values, strict=True)]
         for start in range(0, len(ids), pieces):
-            assert witness.receipt() is None
+            assert witness.receipt(Weights()) is None
             end = start + pieces
             witness.take(index, ids[start:end], entries[start:end], None, None)
         witness.take(index, [], [], reason, None)
-    found = witness.receipt()
+    found = witness.receipt(Weights())
     assert found is not None
     found.check()
     return found
@@ -272,4 +273,20 @@ def test_ends_that_do_not_follow_from_tokens_give_no_receipt(reason: FinishReaso
             **SHARED,
         )
         witness.take(0, [5], [entry(5, -1.0)], reason, None)
-        assert (witness.receipt() is not None) == (own and is_current)
+        assert (witness.receipt(Weights()) is not None) == (own and is_current)
+
+
+def test_a_receipt_states_the_weights_in_use() -> None:
+    """Turns red when tensors in place of the checkpoint's do not count, or a name of a version
+    does: only numbers decide bits."""
+    witness = Witness(
+        replace(REQUEST, params=SamplingParams(n=1)), name="", is_current=lambda: True, **SHARED
+    )
+    witness.take(0, [5], [entry(5, -0.5)], FinishReason.LENGTH, None)
+    cases = (Weights(), Weights("a", "11"), Weights("b", "11"), Weights("a", "22"))
+    plain, one, same, other = (witness.receipt(each) for each in cases)
+    assert plain is not None and one is not None and same is not None and other is not None
+    assert len({plain.id, one.id, other.id}) == 3 and one.id == same.id
+    assert plain.statement.model["weights"] == SHARED["model"]["weights"]
+    assert (one.evidence.weights_version, same.evidence.weights_version) == ("a", "b")
+    assert witness.receipt(None) is None

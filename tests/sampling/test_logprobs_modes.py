@@ -97,3 +97,33 @@ def test_a_mask_leaves_its_tokens(mode: str) -> None:
     if mode == "processed_logprobs":
         values = reference.log_softmax(values.tolist())
     np.testing.assert_allclose(entry.top_logprobs, values, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "processed_logits"])
+@examples(60)
+@given(some_params(), st.integers(0, 50))
+def test_the_mass_is_what_filters_leave(mode: str, given_params: dict[str, Any], seed: int) -> None:
+    """The mass of the plain law before filters, over the tokens that have a place after them."""
+    params = SamplingParams(**given_params)
+    logits = some_logits(V, seed, 3.0)
+    entry = found(logits, params, mode)
+    edited = reference.edited_logits(logits.tolist(), params, PROMPT, OUTPUT)
+    left = expected(logits, params, mode) > -np.inf
+    scaled = edited if params.is_greedy else edited / params.temperature
+    mass = np.exp(reference.log_softmax(scaled.tolist()))[left].sum()
+    assert entry.log_mass is not None and entry.log_mass <= 0
+    assert np.exp(entry.log_mass) == pytest.approx(mass, rel=2e-5)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.60037}, {"min_p": 0.1}, {}])
+def test_raw_is_processed_and_the_mass(filters: dict[str, Any]) -> None:
+    for seed in range(20):
+        logits = some_logits(V, seed, 3.0)
+        params = SamplingParams(logprobs=0, **filters)
+        raw, processed = found(logits, params, MODES[0]), found(logits, params, MODES[1])
+        assert raw.log_mass is None and processed.log_mass is not None
+        assert raw.token_id == processed.token_id
+        assert np.exp(raw.logprob - processed.logprob) == pytest.approx(
+            np.exp(processed.log_mass), rel=1e-5
+        )
+        assert (processed.log_mass < -1e-6) == bool(filters)

@@ -18,7 +18,7 @@ from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.errors import EngineUnavailableError, RequestError
+from quire.errors import ConfigError, EngineUnavailableError, RequestError
 from quire.hooks import HOLD, Answer, End, Unsent, WatchedSequence
 from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
@@ -137,7 +137,10 @@ class InMemoryClient:
         core = self.engine.core
         while not core.is_ready_for(op):
             await asyncio.sleep(0.001)
-        report = core.control(op, time.monotonic())
+        try:
+            report = core.control(op, time.monotonic())
+        except ConfigError as error:  # as it comes from another process
+            raise RequestError(str(error)) from error
         if self.state in (EngineState.READY, EngineState.SLEEPING):
             self.state = EngineState.SLEEPING if report.sleep_level else EngineState.READY
         return report
@@ -216,8 +219,12 @@ class RealClient(InMemoryClient):
 
     gives_logprobs = True
 
-    def __init__(self, llm: LLM, max_model_len: int = MAX_MODEL_LEN) -> None:
+    def __init__(
+        self, llm: LLM, max_model_len: int = MAX_MODEL_LEN, folder: Path | None = None
+    ) -> None:
+        """folder: the engine's, as one of its own process has it."""
         super().__init__(max_model_len=max_model_len)
+        self._folder = folder
         self.engine = SimpleNamespace(core=llm.engine.client._core)
         spec = llm.engine.spec
         self._capacity = replace(
@@ -226,6 +233,10 @@ class RealClient(InMemoryClient):
             num_classes=spec.num_classes,
             facts=llm.engine.facts,
         )
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return () if self._folder is None else (self._folder,)
 
 
 def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:

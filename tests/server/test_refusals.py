@@ -369,7 +369,9 @@ NUMBERS = st.sampled_from(
 
 @examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    path=st.sampled_from([CHAT, TEXT, f"{TEXT}/render", "/tokenize", "/detokenize"]),
+    path=st.sampled_from(
+        [CHAT, TEXT, f"{TEXT}/render", "/tokenize", "/detokenize", "/generate", "/chat"]
+    ),
     fields=st.dictionaries(st.sampled_from(FIELDS), NUMBERS | ANYTHING, max_size=4),
 )
 def test_no_body_makes_the_server_fail(
@@ -380,6 +382,10 @@ def test_no_body_makes_the_server_fail(
         base["messages"] = MESSAGES
     elif path.startswith(TEXT):
         base["prompt"] = "hi"
+    elif path == "/generate":
+        base["prompts"] = ["hi"]
+    elif path == "/chat":
+        base["messages"] = [MESSAGES]
     content = json.dumps({**base, **fields}).encode("utf-8", "surrogatepass")
     with waiting.PatientClient(base_url=server.url) as http:
         reply = http.post(path, content=content, headers={"content-type": "application/json"})

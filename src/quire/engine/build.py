@@ -106,9 +106,7 @@ class Engine:
         `Provenance.witness`."""
         model = self.resolved.settings.model or ""
         name = BUNDLED_NAME if model == str(bundled_model_path()) else model
-        return self.provenance.witness(
-            request, self.facts, name, lambda: self.client.report.weights_version
-        )
+        return self.provenance.witness(request, self.facts, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,26 +109,20 @@ class Provenance:
         self._weights: tuple[str, str] | None = None  # stamp of the files, and their digest
         self._text: dict[str, Any] | None = None
 
-    def witness(
-        self,
-        request: EngineRequest,
-        facts: EngineFacts,
-        name: str,
-        weights_version: Callable[[], int] = lambda: 0,
-    ) -> Witness | None:
+    def witness(self, request: EngineRequest, facts: EngineFacts, name: str) -> Witness | None:
         """Return what makes the receipt of a request; None if it asks for none. name: name of the
-        model, for people. weights_version: tells how often its weights were replaced.
+        model, for people.
 
         The first call reads all weights, or looks up their digest in `env.cache_folder()`. Raises
         RequestError, naming the reason, if the bits of the answer cannot be promised."""
         if not request.params.deterministic:
             return None
-        _check(request, facts, weights_version())
+        _check(request, facts)
         engine, model, text = self.sections(facts)
 
         def is_current() -> bool:
             """An answer may outlive its weights: `wake_up` reads the files again."""
-            return weights_version() == 0 and self._has_files(facts)
+            return self._has_files(facts)
 
         return Witness(
             request, engine=engine, model=model, text=text, name=name, is_current=is_current
@@ -184,12 +178,10 @@ def _template_digest(template: ChatTemplate) -> str:
     return digest(msgspec.json.encode(sources, order="sorted"), b"quire template")
 
 
-def _check(request: EngineRequest, facts: EngineFacts, weights_version: int) -> None:
+def _check(request: EngineRequest, facts: EngineFacts) -> None:
     params = request.params
     if facts.unstable:
         raise _refused(facts.unstable)
-    if weights_version:
-        raise _refused("weights were replaced, and no file holds the new ones")
     if params.logits_processors:
         raise _refused("logits_processors are functions, which no receipt can state")
     if params.hooks:

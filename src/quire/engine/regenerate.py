@@ -25,6 +25,7 @@ from quire.protocol.receipts import (
     first_difference,
     logprob_bits,
     request_statement,
+    with_replaced,
 )
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams, check_vocabulary
@@ -88,6 +89,7 @@ def regenerate(
 def _difference(engine: Engine, receipt: Receipt, request: EngineRequest) -> str:
     stated = receipt.statement
     program, model, text = engine.provenance.sections(engine.facts)
+    model = with_replaced(model, engine.client.report.weights)
     own = request_statement(request)
     found = {
         "engine": program,

@@ -1,14 +1,13 @@
 """Operations beside steps: commands and questions to an engine, and its one kind of answer.
 
 They run while no step is in flight. Operations of clients cross to the engine's process unchanged;
-those of a start go only to the ranks of a model, and new weights never leave the process that gives
-them.
+those of a start go only to the ranks of a model. Weights cross as names of files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from quire.protocol.media import MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.request import CHECKPOINT_VERSION, Weights
 from quire.protocol.status import EngineView, RequestFacts
 from quire.protocol.step import IntArray
 
@@ -27,6 +27,7 @@ __all__ = [
     "ExtendPrompt",
     "Inspect",
     "ListPins",
+    "LoadWeights",
     "MapBlocks",
     "MeasureRecovery",
     "OpenDisk",
@@ -128,6 +129,20 @@ class StopProfile(_Op, frozen=True):
     """End a recording. `Report.profile`: the file."""
 
 
+class LoadWeights(_Op, frozen=True):
+    """Compute with the tensors of these files in place of the checkpoint's; the checkpoint's others
+    stay. Effects and errors as of `UpdateWeights`; the same operation twice changes nothing.
+
+    files: paths of safetensors files, which nobody writes any more; a later one wins. Empty: the
+    checkpoint as it is. version: label of outputs made with them. is_trial: read and check the
+    files, and change nothing.
+    """
+
+    files: tuple[str, ...] = ()
+    version: str = CHECKPOINT_VERSION
+    is_trial: bool = False
+
+
 AdminOp = (
     Inspect
     | MapBlocks
@@ -141,6 +156,7 @@ AdminOp = (
     | Wake
     | StartProfile
     | StopProfile
+    | LoadWeights
 )
 
 
@@ -163,9 +179,11 @@ class UpdateWeights:
     tensors: torch tensors or arrays of the shapes that the checkpoint has. ConfigError, and nothing
     changes, for unknown names and other shapes. EngineError if they cannot be loaded: requests go
     on with the old ones, computed again, or the engine sleeps if those cannot be loaded either.
+    version: label of outputs made with them; empty for the number of replacements so far.
     """
 
     tensors: Mapping[str, Any]
+    version: str = ""
 
 
 class Allocate(_Op, frozen=True):
@@ -195,7 +213,9 @@ class OpenDisk(_Op, frozen=True):
     lock: int | None = None
 
 
-WorkerOp = Allocate | MeasureRecovery | OpenDisk | Sleep | Wake | StartProfile | StopProfile
+WorkerOp = (
+    Allocate | MeasureRecovery | OpenDisk | Sleep | Wake | StartProfile | StopProfile | LoadWeights
+)
 """Operations that every rank of a model carries out."""
 
 ControlOp = AdminOp | ExtendPrompt | UpdateWeights | Allocate | MeasureRecovery | OpenDisk
@@ -224,7 +244,8 @@ class Report:
     kernels: a sentence on the kernels. kernel_family: the kernels of attention, in one word.
     numerics: "invariant" if the bits of a row do not depend on the rows beside it, else "fast".
     unstable: reason for "fast", in words; empty for "invariant".
-    weights_version: number of times that weights were replaced. sleep_level: 0 while it is awake.
+    weights_version: number of times that weights were replaced. weights: weights in use. loaded:
+    files that they came from. sleep_level: 0 while it is awake.
     was_there: whether the operation found its object. measured: sizes on the device, where it can
     be measured. recovery_costs, pins, profile: result, if the operation asked for it. lost_pins:
     keys of the pins for every salt that the engine let go by itself, if it was asked for pins.
@@ -238,6 +259,8 @@ class Report:
     kernel_family: str = ""
     numerics: Literal["fast", "invariant"] = "fast"
     weights_version: int = 0
+    weights: Weights = field(default_factory=Weights)
+    loaded: LoadWeights = field(default_factory=LoadWeights)
     sleep_level: int = 0
     is_paused: bool = False
     was_there: bool = True

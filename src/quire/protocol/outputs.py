@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.protocol.adapters import LoRARequest
 from quire.protocol.receipts import Receipt
+from quire.protocol.request import Weights
 
 __all__ = [
     "BeamSearchOutput",
@@ -26,6 +28,9 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
     "ToolCall",
+    "WeightHistory",
+    "WeightVersionSpan",
+    "common_weights",
 ]
 
 
@@ -71,6 +76,61 @@ class ChatAnswer:
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
 
+@dataclass(frozen=True, slots=True)
+class WeightVersionSpan:
+    """Tokens `start` … `end` - 1 of an output, which one version of the weights computed."""
+
+    version: str
+    start: int
+    end: int
+
+
+class WeightHistory:
+    """The weights that computed an output, from its first token on."""
+
+    __slots__ = ("_is_changed", "_starts")
+
+    def __init__(self, weights: Weights) -> None:
+        self._starts = [(0, weights)]
+        self._is_changed = False
+
+    def change(self, weights: Weights, num_tokens: int) -> None:
+        """Take in what computes from now on, where the output has `num_tokens`."""
+        if weights == self._starts[-1][1]:
+            return
+        self._is_changed = True
+        if self._starts[-1][0] == num_tokens:
+            self._starts.pop()
+        if not self._starts or self._starts[-1][1] != weights:
+            self._starts.append((num_tokens, weights))
+
+    def came_whole(self) -> None:
+        """Take in that the output came in one piece, as of a beam search: if weights changed while
+        it was computed, nobody knows at which token."""
+        if self._is_changed:
+            self._starts = []
+
+    @property
+    def only(self) -> Weights | None:
+        """The weights of all tokens; None if there were several."""
+        return self._starts[0][1] if len(self._starts) == 1 else None
+
+    def spans(self, num_tokens: int) -> list[WeightVersionSpan]:
+        """Return the spans of an output of `num_tokens`, in order; none if nobody knows."""
+        ends = [start for start, _ in self._starts[1:]] + [num_tokens] * bool(self._starts)
+        return [
+            WeightVersionSpan(weights.version, start, min(end, num_tokens))
+            for (start, weights), end in zip(self._starts, ends, strict=True)
+            if start < num_tokens
+        ]
+
+
+def common_weights(histories: Sequence[WeightHistory]) -> Weights | None:
+    """Return the weights of all samples of a request; None if there were several."""
+    first = histories[0].only
+    return first if all(each.only == first for each in histories) else None
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One sample of a request, so far.
@@ -79,7 +139,9 @@ class CompletionOutput:
     it runs.
     stop_reason: the stop string or stop token id that ended it, None if the model's end-of-sequence
     token did. answer: the parts of an answer of `LLM.chat` that has ended. error: why it failed, as
-    `RequestOutput.error` says.
+    `RequestOutput.error` says. weight_versions: versions of the weights that computed it, once it
+    has ended; None before that, and if nobody knows. log_masses: `TokenLogprobs.log_mass` of each
+    token, with `logprobs`, under processed modes.
     """
 
     index: int
@@ -91,6 +153,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     answer: ChatAnswer | None = None
     error: str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+    log_masses: list[float] | None = None
 
     @property
     def finished(self) -> bool:

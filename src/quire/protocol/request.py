@@ -18,16 +18,31 @@ from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs, no_ints
 
 __all__ = [
+    "CHECKPOINT_VERSION",
     "EMPTY_HANDLES",
     "EngineOutput",
     "EngineRequest",
     "FinishReason",
     "SequenceFinish",
+    "Weights",
     "WholeSequence",
 ]
 
 
 EMPTY_HANDLES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+CHECKPOINT_VERSION = "default"
+"""Label of the weights of the checkpoint, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights that an output was computed with. version: label. digest: hexadecimal digest of
+    the tensors in place of the checkpoint's; empty if there are none."""
+
+    version: str = CHECKPOINT_VERSION
+    digest: str = ""
 
 
 class FinishReason(enum.StrEnum):
@@ -166,6 +181,7 @@ class EngineOutput:
     vectors: float32 [E], indexed by handle, of sequences that pool; they have ended with this step.
     finished: sequences that ended with this step (their last token is in `token_ids`, or they are
         whole).
+    weights: weights that the step computed with; None for those of the checkpoint.
     """
 
     handles: npt.NDArray[np.int64]
@@ -175,6 +191,7 @@ class EngineOutput:
     num_cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     finished: tuple[SequenceFinish, ...] = ()
     vectors: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
+    weights: Weights | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -95,7 +95,7 @@ class EngineCapacity:
     uses_priority: requests may name a priority. draws_tokens, num_classes: see `ModelSpec`.
     description: a sentence on the kernels that serve. device: device of the KV cache. kv_store:
         folder of the store of K/V on disk that it or another replica writes; empty if there is
-        none. facts: contents of receipts.
+        none. facts: contents of receipts. num_ranks: processes that hold a part of the model each.
     """
 
     max_model_len: int
@@ -112,6 +112,7 @@ class EngineCapacity:
     device: str = ""
     kv_store: str = ""
     facts: EngineFacts = field(default_factory=EngineFacts)
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

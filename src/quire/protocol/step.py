@@ -312,6 +312,8 @@ class TokenLogprobs:
 
     token_id, logprob, rank: the token at the position (rank 1 is the most likely).
     top_ids, top_logprobs: the most likely ones, best first; [number asked].
+    log_mass: log of the probability, before filters (top-k, top-p, min-p), of all tokens that these
+        leave in, under processed modes; None under others.
     """
 
     token_id: int
@@ -319,6 +321,7 @@ class TokenLogprobs:
     rank: int
     top_ids: IntArray
     top_logprobs: FloatArray
+    log_mass: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from quire.protocol.outputs import (
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
+    WeightHistory,
+    common_weights,
 )
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.receipts import Witness
-from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish
+from quire.protocol.request import EngineOutput, FinishReason, SequenceFinish, Weights
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import PromptLogprobs, TokenLogprobs
 from quire.rendering.output import OutputRenderer
@@ -47,6 +49,7 @@ class _Request:
     params: SamplingParams
     num_unfinished: int
     witness: Witness | None = None
+    weights: list[WeightHistory] = field(default_factory=list[WeightHistory])
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class _Sequence:
     request: _Request
     completion: CompletionOutput
     renderer: OutputRenderer
+    weights: WeightHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class OutputAssembler:
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[int, _Sequence] = {}
         self._pooled: dict[int, tuple[PoolingRequestOutput, PoolingParams]] = {}
+        self._weights = Weights()
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,9 +120,11 @@ class OutputAssembler:
         if params.prompt_logprobs is not None:
             none: PositionLogprobs | None = None
             output.prompt_logprobs = [none for _ in prompt.token_ids]
-        request = _Request(output, params, params.n, witness)
-        for index, renderer in enumerate(renderers):
-            self._sequences[first_handle + index] = _Sequence(request, completions[index], renderer)
+        histories = [WeightHistory(self._weights) for _ in completions]
+        request = _Request(output, params, params.n, witness, histories)
+        parts = zip(completions, renderers, histories, strict=True)
+        for handle, (completion, renderer, history) in enumerate(parts, first_handle):
+            self._sequences[handle] = _Sequence(request, completion, renderer, history)
         return output
 
     def add_pooled(
@@ -144,6 +151,8 @@ class OutputAssembler:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""
         update = AssemblerUpdate()
         now = self._clock()
+        if len(output.handles):
+            self._use_weights(output.weights or Weights())
         for handle, num_cached in output.num_cached_tokens.items():
             sequence = self._sequences.get(handle)
             # Later samples that run on their own find the prompt of the first one in the cache.
@@ -189,6 +198,13 @@ class OutputAssembler:
             pooled.finished = True
             update.pooled[pooled.request_id] = pooled
 
+    def _use_weights(self, weights: Weights) -> None:
+        """Take in what computes all tokens from now on."""
+        if weights != self._weights:
+            self._weights = weights
+            for each in self._sequences.values():
+                each.weights.change(weights, len(each.completion.token_ids))
+
     def drop(self, handles: Sequence[int]) -> None:
         """Forget sequences whose outputs are not wanted any more."""
         for handle in handles:
@@ -215,6 +231,9 @@ class OutputAssembler:
         if ending is None:
             return False
         completion.finish_reason, completion.stop_reason = ending.reason.value, ending.stop_reason
+        if finish is not None and finish.whole is not None:
+            sequence.weights.came_whole()
+        completion.weight_versions = sequence.weights.spans(len(completion.token_ids)) or None
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
             sequence.request.output.error = completion.error = finish.message
         self._close(handle, sequence)
@@ -226,6 +245,9 @@ class OutputAssembler:
         if completion.logprobs is None:
             return
         for entry in logprobs:
+            if entry.log_mass is not None:
+                completion.log_masses = completion.log_masses or []
+                completion.log_masses.append(entry.log_mass)
             completion.logprobs.append(self._position(entry))
             total = completion.cumulative_logprob or 0.0
             completion.cumulative_logprob = total + entry.logprob
@@ -256,7 +278,7 @@ class OutputAssembler:
         request.num_unfinished -= 1
         request.output.finished = request.num_unfinished == 0
         if request.output.finished and request.witness is not None:
-            request.output.receipt = request.witness.receipt()
+            request.output.receipt = request.witness.receipt(common_weights(request.weights))
 
 
 def _note_scheduled(output: RequestOutput, now: float) -> None:

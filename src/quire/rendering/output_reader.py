@@ -50,9 +50,11 @@ class OutputReader:
         if self._kind is not RequestOutputKind.DELTA:
             start = first = 0
         logprobs = None if completion.logprobs is None else completion.logprobs[start:]
+        masses = None if completion.log_masses is None else completion.log_masses[start:]
         return replace(
             completion,
             text=completion.text[first:],
             token_ids=completion.token_ids[start:],
             logprobs=logprobs,
+            log_masses=masses,
         )

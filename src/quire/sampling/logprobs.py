@@ -23,6 +23,7 @@ from quire.protocol.step import TokenLogprobs
 __all__ = [
     "NUM_IN_CACHE",
     "left_by_filters",
+    "log_mass",
     "log_sum_exp",
     "logprobs_of",
     "prompt_logprobs",
@@ -66,6 +67,15 @@ def left_by_filters(row: LogitArray, temperature: float, *filters: Any) -> Logit
     found = np.full(row.shape, -np.inf, np.float32)
     found[left.token_ids] = row[left.token_ids].astype(np.float64) / temperature
     return found
+
+
+def log_mass(row: LogitArray, left: LogitArray, temperature: float) -> float:
+    """Return the log of the sum of probabilities of the tokens that filters leave in; 0 if they
+    leave all. row: logits [V] after the request's edits. left: see `left_by_filters`."""
+    if left is row:
+        return 0.0
+    scaled = (row.astype(np.float64) / temperature).astype(np.float32)
+    return min(log_sum_exp(left) - log_sum_exp(scaled), 0.0)
 
 
 def logprobs_of(

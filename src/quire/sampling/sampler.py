@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, MaskArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import RowEdits, RowPlace, edit_row
-from quire.sampling.logprobs import NOT_FINITE_ADVICE, left_by_filters, token_logprobs
+from quire.sampling.logprobs import NOT_FINITE_ADVICE, left_by_filters, log_mass, token_logprobs
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = [
@@ -219,20 +219,23 @@ class Sampler:
         for index in np.flatnonzero(asked & (batch.token_ids != NO_TOKEN)).tolist():
             slot = int(batch.slots[index])
             k = int(self._state.num_logprobs[slot])
-            row = logits[batch.rows[index]].numpy()
+            row, mass = logits[batch.rows[index]].numpy(), None
             if self._state.has_processed_logprobs:
-                row = self._processed(row, batch, index)
+                row, mass = self._processed(row, batch, index)
             token_id, mode = int(batch.token_ids[index]), self._state.logprobs_mode
-            found[slot] = token_logprobs(row, token_id, k, mode)
+            entry = token_logprobs(row, token_id, k, mode)
+            found[slot] = entry if mass is None else replace(entry, log_mass=mass)
         return found
 
-    def _processed(self, row: LogitArray, batch: _Batch, index: int) -> LogitArray:
-        """Return the logits [V] of the law from which a row's token was drawn."""
+    def _processed(self, row: LogitArray, batch: _Batch, index: int) -> tuple[LogitArray, float]:
+        """Return the logits [V] of the law from which a row's token was drawn, and the `log_mass`
+        of what its filters left in."""
         place = RowPlace(NO_TOKENS, NO_TOKENS, batch.mask_of(index))
         row = edit_row(batch.edited.get(index, row), None, place)
         slot = batch.slots[index : index + 1]
         filters = [column.item() for column in self._state.draw_parameters(slot)[:4]]
-        return left_by_filters(row, *filters)
+        left = left_by_filters(row, *filters)
+        return left, log_mass(row, left, filters[0])
 
 
 def _check_edited(largest: float) -> None:

@@ -93,6 +93,9 @@ class ServerSettings:
     enable_engine_control: bool = _setting(
         False, "open the routes that pause the engine, let it sleep, and reset its prefix cache"
     )
+    weights_folder: str | None = _setting(
+        None, "folder of safetensors files from which /update_weights may take weights"
+    )
     ui: bool = _setting(True, "serve a page at /ui, with a chat and a view of the engine")
     profile_dir: str = _setting("quire-profile", "folder of the traces of /start_profile")
     log_level: str = _setting(

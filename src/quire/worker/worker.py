@@ -23,6 +23,7 @@ from quire.protocol.control import (
     Allocate,
     ControlOp,
     Inspect,
+    LoadWeights,
     MeasuredMemory,
     MeasureRecovery,
     OpenDisk,
@@ -35,6 +36,7 @@ from quire.protocol.control import (
 )
 from quire.protocol.media import ImageRows, ImageTiles, MediaInfo
 from quire.protocol.recovery import RecoveryCosts
+from quire.protocol.request import Weights
 from quire.protocol.step import IntArray, LateInput, StepPlan, StepResult
 from quire.runner.forward import NOT_FINITE
 from quire.runner.media import MediaStore
@@ -47,6 +49,7 @@ from quire.worker.load import LoadedModel, load, open_device
 from quire.worker.profile import StepProfile
 from quire.worker.prompt_embeds import digest_of, read_embeds
 from quire.worker.recovery import measure_recovery
+from quire.worker.replacements import Replacements, as_tensor, first_sentence, read_files
 from quire.worker.settings import WorkerSettings
 from quire.worker.tickets import TicketedStep
 from quire.worker.weight_stash import WeightStash
@@ -70,7 +73,7 @@ class Worker:
             self._loaded: LoadedModel | None = load(settings, self._device)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"The model does not fit into the GPU's memory: {_first_sentence(error)}. Free "
+                f"The model does not fit into the GPU's memory: {first_sentence(error)}. Free "
                 "some of it, or use a smaller model."
             ) from error
         self._bank = _bank_of(self._loaded, settings)
@@ -81,7 +84,8 @@ class Worker:
         self._assembly: Assembly | None = None
         self._disk: DiskBlocks | None = None
         self._stash: WeightStash | None = None
-        self._replaced: dict[str, torch.Tensor] = {}
+        self._replaced = Replacements()
+        self._weights = Weights()
         self._weights_version = 0
         self._sleep_level = 0
         self._profile = StepProfile()
@@ -123,14 +127,22 @@ class Worker:
         elif isinstance(op, Wake):
             self.wake()
         elif isinstance(op, UpdateWeights):
-            self.update_weights(op.tensors)
+            self.update_weights(op.tensors, op.version)
+        elif isinstance(op, LoadWeights):
+            self.load_weights(op)
         elif isinstance(op, StartProfile):
             self._profile.start(op.directory, self._device)
         elif isinstance(op, StopProfile):
             report = replace(report, profile=self._profile.stop())
         elif not isinstance(op, Inspect):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
-        return replace(report, weights_version=self._weights_version, sleep_level=self._sleep_level)
+        return replace(
+            report,
+            weights_version=self._weights_version,
+            weights=self._weights,
+            loaded=LoadWeights(self._replaced.files or (), self._weights.version),
+            sleep_level=self._sleep_level,
+        )
 
     def sleep(self, level: int) -> None:
         """Give the memory of the KV pool back; at level 2 that of the weights too, and at level 1
@@ -153,7 +165,7 @@ class Worker:
         worker sleeps on."""
         try:
             if self._loaded is None:
-                self._loaded = load(self._settings, self._device, self._replaced)
+                self._loaded = load(self._settings, self._device, self._replaced.tensors)
                 self._images = self._image_encoder()
             if self._stash is not None:
                 self._stash.restore()
@@ -164,28 +176,46 @@ class Worker:
                     self._bank.serve(self._loaded.model, self._loaded.adapters)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"The weights do not fit into the GPU's memory any more: {_first_sentence(error)}. "
+                f"The weights do not fit into the GPU's memory any more: {first_sentence(error)}. "
                 "Free some of it and wake the engine again."
             ) from error
         self.allocate(self._size.num_blocks, self._size.max_model_len)
         self._sleep_level = 0
 
-    def update_weights(self, tensors: Mapping[str, Any]) -> None:
+    def update_weights(self, tensors: Mapping[str, Any], version: str = "") -> None:
         """Load the model again with these tensors in place of the checkpoint's. While awake.
+        version: their label; empty for the number of replacements so far.
 
         Raises RequestError or ConfigError if they are refused, and nothing changes then. Raises
         EngineError if they cannot be loaded: the old ones are there again, or the worker sleeps;
         the K/V are lost.
         """
+        given = {name: as_tensor(name, value) for name, value in tensors.items()}
+        self._check_replacements(given)
+        copies = {name: tensor.clone() for name, tensor in given.items()}
+        self._replace(Replacements.of({**self._replaced.tensors, **copies}), version)
+
+    def load_weights(self, op: LoadWeights) -> None:
+        """Load the model again with the tensors of files, and of no others, in place of the
+        checkpoint's. Errors as of `update_weights`."""
+        is_awake = self._loaded is not None and not self._sleep_level
+        if is_awake and not op.is_trial and op.files == self._replaced.files:
+            self._weights = replace(self._weights, version=op.version)
+            return
+        tensors = read_files(op.files)
+        self._check_replacements(tensors)
+        if not op.is_trial:
+            self._replace(Replacements.of(tensors, op.files), op.version)
+
+    def _check_replacements(self, given: Mapping[str, torch.Tensor]) -> None:
         if self._loaded is None or self._sleep_level:
             raise RequestError("the engine sleeps: wake it up before its weights are replaced")
-        given = {name: _as_tensor(name, value) for name, value in tensors.items()}
-        check_replacements(
-            self._loaded.model, self._settings.folder, self._settings.load_format, given
-        )
+        settings = self._settings
+        check_replacements(self._loaded.model, settings.folder, settings.load_format, given)
+
+    def _replace(self, replaced: Replacements, version: str) -> None:
         self.sleep(2)
-        kept = self._replaced
-        self._replaced = {**kept, **{name: tensor.clone() for name, tensor in given.items()}}
+        kept, self._replaced = self._replaced, replaced
         reason: str | None = None
         try:
             self.wake()
@@ -195,6 +225,7 @@ class Worker:
             self._replaced = kept
             raise self._recovered_from(reason)
         self._weights_version += 1
+        self._weights = Weights(version or str(self._weights_version), replaced.digest)
 
     def _recovered_from(self, reason: str) -> EngineError:
         """Load the model as it was before new weights could not be loaded; return what to say. The
@@ -241,7 +272,7 @@ class Worker:
             self._assemble(PoolSize(steps.num_blocks, settings.chosen.max_model_len))
             failed = [failure for plan in steps.plans() for failure in self.execute(plan).failed]
         except torch.OutOfMemoryError as error:
-            raise self._too_large(_first_sentence(error)) from error
+            raise self._too_large(first_sentence(error)) from error
         if memory.num_refused():  # the runner has computed the rows again in halves
             raise self._too_large("memory ran out")
         for failure in failed:
@@ -272,7 +303,7 @@ class Worker:
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"The KV cache of {num_blocks:,} blocks does not fit into the GPU's memory any "
-                f"more: {_first_sentence(error)}. Lower gpu_memory_utilization, or start again."
+                f"more: {first_sentence(error)}. Lower gpu_memory_utilization, or start again."
             ) from error
 
     def _assemble(self, size: PoolSize) -> None:
@@ -469,23 +500,8 @@ def _bank_of(loaded: LoadedModel, settings: WorkerSettings) -> AdapterBank | Non
     return AdapterBank(loaded.model, loaded.adapters, dtype, chosen.adapters_in_host)
 
 
-def _as_tensor(name: str, value: Any) -> torch.Tensor:
-    try:
-        return torch.as_tensor(value).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"update_weights: tensor {name!r} cannot be read ({_first_sentence(error)}); give a "
-            "torch tensor or an array of numbers"
-        ) from error
-
-
 def _own_memory(settings: WorkerSettings, device: torch.device) -> DeviceMemory | None:
     if device.type == "cpu":
         return None
     gpu = settings.platform.gpu
     return CudaMemory(device, 0 if gpu is None else gpu.free_bytes)
-
-
-def _first_sentence(error: BaseException) -> str:
-    """torch adds advice on its allocator, which is not the user's."""
-    return str(error).split(". ")[0].strip()

@@ -209,6 +209,12 @@ _MISSING: Mapping[str, ForeignName] = {
     **_names(
         "worker_cls worker_extension_cls", "the process that computes has no parts to replace"
     ),
+    **_names(
+        "weight_transfer_config",
+        "weights come in requests or files (docs/weights.md), and not between GPUs; leave it out "
+        "and give --enable-engine-control",
+        ('{"backend": "file"}', '{"backend":"file"}'),
+    ),
     **_names("logits_processors", "SamplingParams takes them, for one request"),
     **_names("disable_sliding_window", "models keep the attention that they were trained with"),
     **_names("calculate_kv_scales kv_sharing_fast_prefill", "KV caches have no such mode"),

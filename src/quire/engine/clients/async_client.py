@@ -11,6 +11,7 @@ import msgspec
 
 from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import ImageData, MediaInfo
+from quire.protocol.outputs import WeightHistory
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
 from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs
@@ -71,6 +72,10 @@ class UpdateStream(Protocol):
 
     def take_update(self) -> RequestUpdate | None:
         """Return everything since the last update, without waiting; None if there is nothing."""
+        ...
+
+    def weights(self, sample_index: int) -> WeightHistory:
+        """Return the weights that computed what was given of a sample so far."""
         ...
 
     @property

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from quire.engine.clients.replay import Replays, resume_requests
-from quire.engine.clients.request_stream import RequestStream
+from quire.engine.clients.request_stream import CHECKPOINT, RequestStream
 from quire.errors import RequestError
 from quire.protocol.messages import HANDLES_PER_CLIENT
-from quire.protocol.request import EngineOutput, EngineRequest, FinishReason
+from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, Weights
 from quire.protocol.step import IntArray
 
 __all__ = ["HandleCounter", "OpenRequests"]
@@ -47,6 +47,7 @@ class OpenRequests:
         self._in_core: dict[int, tuple[RequestStream, int]] = {}  # by handle: stream, sample
         self._own: dict[int, tuple[RequestStream, int]] = {}
         self._grown: dict[RequestStream, None] = {}
+        self._weights = CHECKPOINT
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -56,7 +57,7 @@ class OpenRequests:
     ) -> RequestStream:
         """Follow a request that is about to be sent as it is. send_abort: called whenever the
         reader ends sequences, with their handles in the core; none if no core has them."""
-        stream = RequestStream(request)
+        stream = RequestStream(request, weights=self._weights)
         self._follow(stream, send_abort)
         self._send_as(stream, request.first_handle)
         return stream
@@ -175,6 +176,8 @@ class OpenRequests:
 
     def take(self, output: EngineOutput) -> None:
         """Hand out what a step gave; `announce` tells the readers."""
+        if len(output.handles):
+            self._use_weights(output.weights or CHECKPOINT)
         in_core, grown = self._in_core, self._grown
         for handle, num_tokens in output.num_cached_tokens.items():
             if handle in in_core:
@@ -205,6 +208,13 @@ class OpenRequests:
                 stream.finish(index, replace(finish, handle=own))
                 self._forget_ended(stream)
                 grown[stream] = None
+
+    def _use_weights(self, weights: Weights) -> None:
+        """Let all streams know what computes their tokens from now on."""
+        if weights != self._weights:
+            self._weights = weights
+            for stream in self._streams:
+                stream.use_weights(weights)
 
     def announce(self) -> None:
         """Tell the readers of streams that got something since the last call, each once."""
@@ -259,6 +269,7 @@ class OpenRequests:
 
     def _send_as(self, stream: RequestStream, first_handle: int) -> None:
         self._streams[stream] = first_handle
+        stream.use_weights(self._weights)
         self._in_core.update(self._handles(stream, first_handle))
 
     def _handles(

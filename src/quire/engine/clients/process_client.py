@@ -21,7 +21,7 @@ from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
-from quire.protocol.control import AdminOp, Pause, Report, Resume, Sleep, Wake
+from quire.protocol.control import AdminOp, LoadWeights, Pause, Report, Resume, Sleep, Wake
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.messages import (
     Abort,
@@ -213,7 +213,7 @@ class ProcessEngineClient:
         if answer.report is None:
             raise RequestError(answer.message)
         if isinstance(op, Pause | Resume | Sleep | Wake):
-            self._owed = []
+            self._owed = [each for each in self._owed if isinstance(each.op, LoadWeights)]
         return answer.report
 
     def control_later(self, op: AdminOp) -> None:
@@ -505,7 +505,12 @@ def _without_text(request: EngineRequest) -> EngineRequest:
 
 def _with_later(owed: Sequence[AdminOp], op: AdminOp) -> list[AdminOp]:
     """Return what leaves an engine as `owed` and then `op` would, whether it sleeps before or
-    not."""
+    not. Weights come before all else, since an engine that sleeps takes none."""
+    weights = [each for each in owed if isinstance(each, LoadWeights)]
+    if isinstance(op, LoadWeights):
+        return [op, *(each for each in owed if each not in weights)]
+    if weights:
+        return [*weights, *_with_later([each for each in owed if each not in weights], op)]
     if isinstance(op, Sleep):
         return [op]
     if isinstance(op, Wake):

@@ -14,9 +14,20 @@ from typing import Any, Final
 
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.replica_weights import load_everywhere
 from quire.engine.clients.request_stream import RequestStream
 from quire.errors import EngineUnavailableError
-from quire.protocol.control import AdminOp, ListPins, Pause, Report, Resume, Sleep, Unpin, Wake
+from quire.protocol.control import (
+    AdminOp,
+    ListPins,
+    LoadWeights,
+    Pause,
+    Report,
+    Resume,
+    Sleep,
+    Unpin,
+    Wake,
+)
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
@@ -190,7 +201,9 @@ class ReplicatedClient:
         """On all replicas that can; their answers in one. A pause or sleep, or its end, is carried
         out by the others when they can; paused or asleep is what all are. Pins are those that all
         which are ready hold; the blocks, hits and facts of all are theirs. Lost ones are those that
-        any has lost. Maps of blocks follow one another."""
+        any has lost. Maps of blocks follow one another. Weights: see `load_everywhere`."""
+        if isinstance(op, LoadWeights):
+            return await load_everywhere(self._replicas, op)
         if isinstance(op, ListPins):
             reports = await self._list_pins()
             held = _held_by_all([report.pins for _, report in reports])

@@ -10,17 +10,22 @@ from typing import Self
 
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
 from quire.errors import RequestError
-from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
+from quire.protocol.outputs import WeightHistory
+from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish, Weights
 from quire.protocol.step import FloatArray, PromptLogprobs, TokenLogprobs
 
-__all__ = ["RequestStream", "SampleProgress"]
+__all__ = ["CHECKPOINT", "RequestStream", "SampleProgress"]
+
+CHECKPOINT = Weights()
 
 
 @dataclass(slots=True)
 class SampleProgress:
     """token_ids: all tokens of the sample so far; the reader has taken `num_read` of them.
-    logprobs: entries not read yet. is_finish_read: whether the reader has had the last word."""
+    logprobs: entries not read yet. is_finish_read: whether the reader has had the last word.
+    weights: see `WeightHistory`."""
 
+    weights: WeightHistory
     token_ids: list[int] = field(default_factory=list[int])
     num_read: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -38,12 +43,15 @@ class RequestStream:
     """
 
     def __init__(
-        self, request: EngineRequest, on_abort: Callable[[list[int]], None] = lambda _: None
+        self,
+        request: EngineRequest,
+        on_abort: Callable[[list[int]], None] = lambda _: None,
+        weights: Weights = CHECKPOINT,
     ) -> None:
         """on_abort: told the indices of samples that the reader ends; another one, when another
-        client follows the stream."""
+        client follows the stream. weights: weights in use, as far as is known."""
         self.request = request
-        self.samples = [SampleProgress() for _ in range(request.params.n)]
+        self.samples = [SampleProgress(WeightHistory(weights)) for _ in range(request.params.n)]
         self.crashes = 0
         self.has_left_silence = False
         self.on_abort = on_abort
@@ -76,6 +84,12 @@ class RequestStream:
                 sample.logprobs.append(logprobs)
             self._has_news = True
 
+    def use_weights(self, weights: Weights) -> None:
+        """The tokens that come from now on are computed with these weights."""
+        for sample in self.samples:
+            if sample.finish is None:
+                sample.weights.change(weights, len(sample.token_ids))
+
     def take_prompt_logprobs(self, piece: PromptLogprobs) -> None:
         if not self.is_finished:
             self._prompt_logprobs[piece.start] = piece
@@ -98,6 +112,7 @@ class RequestStream:
             if finish.whole is not None:
                 sample.token_ids += finish.whole.token_ids.tolist()
                 sample.logprobs += finish.whole.logprobs
+                sample.weights.came_whole()
             sample.finish = finish
             self._num_unfinished -= 1
             self._has_news = True
@@ -139,6 +154,9 @@ class RequestStream:
 
     def listen(self, on_news: Callable[[], None] | None) -> None:
         self._on_news = on_news
+
+    def weights(self, sample_index: int) -> WeightHistory:
+        return self.samples[sample_index].weights
 
     def take_update(self) -> RequestUpdate | None:
         if not self._has_news:

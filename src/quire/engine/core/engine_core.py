@@ -34,6 +34,7 @@ from quire.protocol.control import (
     ExtendPrompt,
     Inspect,
     ListPins,
+    LoadWeights,
     MapBlocks,
     Pause,
     PauseMode,
@@ -289,7 +290,9 @@ class EngineCore:
             return self._sleep(op)
         elif isinstance(op, Wake):
             return self._wake(op)
-        elif isinstance(op, UpdateWeights):
+        elif isinstance(op, LoadWeights) and op.is_trial:
+            self._executor.control(op)
+        elif isinstance(op, UpdateWeights | LoadWeights):
             return self._update_weights(op)
         else:
             return self._ask(op)
@@ -316,6 +319,8 @@ class EngineCore:
         self._report = replace(
             self._report,
             weights_version=report.weights_version,
+            weights=report.weights,
+            loaded=report.loaded,
             sleep_level=report.sleep_level,
         )
         return report
@@ -323,7 +328,13 @@ class EngineCore:
     def _settle(self) -> None:
         """Wait for the steps in flight."""
         while self._in_flight:
-            self._held.append(self._take_oldest())
+            self._held.append(self._labelled(self._take_oldest()))
+
+    def _labelled(self, output: EngineOutput) -> EngineOutput:
+        """Return an output with the weights that are in use, unless they are the checkpoint's."""
+        if not self._report.weights_version:
+            return output
+        return replace(output, weights=self._report.weights)
 
     def _pause(self, mode: PauseMode) -> None:
         if mode == "abort":
@@ -358,8 +369,10 @@ class EngineCore:
         self._resume()
         return self._report
 
-    def _update_weights(self, op: UpdateWeights) -> Report:
+    def _update_weights(self, op: UpdateWeights | LoadWeights) -> Report:
+        """Replace weights; requests are computed again with those that are there then."""
         self._moves.finish()
+        before = self._report.weights_version
         try:
             report = self._ask(op)
         except (RequestError, ConfigError):
@@ -369,8 +382,9 @@ class EngineCore:
             self._ask(Inspect())
             self._set_paused(is_paused=self._is_paused or self._report.sleep_level > 0)
             raise
-        self._scheduler.vacate(has_new_weights=True)
-        self._num_image_bytes = 0
+        if report.weights_version != before:
+            self._scheduler.vacate(has_new_weights=True)
+            self._num_image_bytes = 0
         return report
 
     @property
@@ -418,7 +432,7 @@ class EngineCore:
             self._is_torn = False
             return self._lose_steps(EngineError("an exception cut it short"))
         self._is_torn = True
-        output = self._step(now)
+        output = self._labelled(self._step(now))
         self._is_torn = False
         self._tell()
         self._list_pins(now)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode, read_message
-from quire.protocol.control import Pause, Report, Sleep
+from quire.protocol.control import LoadWeights, Pause, Report, Sleep
 from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure
 
 __all__ = [
@@ -17,11 +17,13 @@ __all__ = [
     "read_failure",
     "read_launch",
     "read_rest",
+    "read_weights",
     "was_ready",
     "write_failure",
 ]
 
 _REST = "rest"
+_WEIGHTS = "loaded-weights"
 
 
 def read_launch(descriptor: int) -> Launch:
@@ -69,7 +71,8 @@ def _ready_path(directory: Path, instance: int) -> Path:
 
 
 def note_rest(directory: Path, report: Report) -> None:
-    """Leave to the next core whether this one is paused or sleeps. OSError if it cannot be."""
+    """Leave to the next core which weights this one computes with, and whether it is paused or
+    sleeps. OSError if it cannot be."""
     path = directory / _REST
     if report.sleep_level:
         path.write_bytes(encode(Sleep(report.sleep_level, "keep")))
@@ -77,6 +80,10 @@ def note_rest(directory: Path, report: Report) -> None:
         path.write_bytes(encode(Pause("keep")))
     else:
         path.unlink(missing_ok=True)
+    if report.weights_version:
+        partial = directory / f"partial-{_WEIGHTS}"
+        partial.write_bytes(encode(report.loaded))
+        partial.rename(directory / _WEIGHTS)
 
 
 def read_rest(directory: Path) -> Pause | Sleep | None:
@@ -84,4 +91,12 @@ def read_rest(directory: Path) -> Pause | Sleep | None:
     codec: Codec[Pause | Sleep] = Codec(Pause | Sleep)
     with contextlib.suppress(OSError, GarbledMessageError):
         return codec.decode((directory / _REST).read_bytes())
+    return None
+
+
+def read_weights(directory: Path) -> LoadWeights | None:
+    """Return the weights that a core must load before anything else; None for the checkpoint's.
+    Raises GarbledMessageError or OSError if the core before it left some that cannot be told."""
+    with contextlib.suppress(FileNotFoundError):
+        return Codec[LoadWeights](LoadWeights).decode((directory / _WEIGHTS).read_bytes())
     return None

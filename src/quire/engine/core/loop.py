@@ -19,6 +19,7 @@ from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.control import (
     RESUMED,
     ExtendPrompt,
+    LoadWeights,
     Pause,
     Report,
     Resume,
@@ -93,7 +94,8 @@ class CoreLoop:
         max_message_bytes: int,
         note_rest: Callable[[Report], None],
     ) -> None:
-        """note_rest: told the core's state when it was paused, or sleeps, or goes on."""
+        """note_rest: told the state of the core when it was paused, sleeps, goes on, or has new
+        weights."""
         self._core = core
         self._socket = socket
         self._progress = progress
@@ -189,7 +191,7 @@ class CoreLoop:
             self._answer(client_id, message, None, RESUMED)
 
     def _answer(self, client_id: int, message: Control, report: Report | None, reason: str) -> None:
-        if isinstance(message.op, Pause | Resume | Sleep | Wake):
+        if isinstance(message.op, Pause | Resume | Sleep | Wake | LoadWeights):
             self._leave_rest()
         self._version += 1
         self._progress.sleep_state = self._version, self._core.report.sleep_level
@@ -201,7 +203,7 @@ class CoreLoop:
         try:
             self._note_rest(self._core.report)
         except OSError as error:
-            logger.warning("the next core will not know whether this one is paused: %s", error)
+            logger.warning("the next core will not know the state of this one: %s", error)
 
     # --- steps ----------------------------------------------------------------------------------
 

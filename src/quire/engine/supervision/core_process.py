@@ -26,7 +26,14 @@ from quire.config.settings import EngineSettings
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.heartbeat import HeartbeatThread, Progress
 from quire.engine.core.in_flight import InFlightRecord
-from quire.engine.core.launch import mark_ready, note_rest, read_launch, read_rest, write_failure
+from quire.engine.core.launch import (
+    mark_ready,
+    note_rest,
+    read_launch,
+    read_rest,
+    read_weights,
+    write_failure,
+)
 from quire.engine.core.loop import CoreLoop
 from quire.engine.core.socket import CoreSocket
 from quire.errors import ConfigError
@@ -83,9 +90,9 @@ def run_core_process(build: BuildCore) -> int:
     )
     try:
         started = build(launch, progress, in_flight.write, flight)
-        rest = read_rest(directory)
-        if rest is not None:
-            started.core.control(rest, time.monotonic())
+        for left in (read_weights(directory), read_rest(directory)):
+            if left is not None:
+                started.core.control(left, time.monotonic())
     except BaseException as error:  # also what a model of others raises
         is_config = isinstance(error, ConfigError)
         if not is_config:
@@ -209,6 +216,7 @@ def _build(
             device=chosen.device,
             kv_store=built.kv_store,
             facts=built.facts,
+            num_ranks=chosen.tensor_parallel_size,
         ),
     )
 

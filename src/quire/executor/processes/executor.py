@@ -9,10 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
+
 from quire.distributed.gloo import GlooMeeting
-from quire.errors import ConfigError, EngineError, EngineLostError, RequestError
+from quire.errors import ConfigError, EngineError, EngineLostError
 from quire.executor.in_process import InProcessExecutor
 from quire.executor.launched_step import LaunchedStep
+from quire.executor.processes.given_weights import GivenWeights
 from quire.executor.processes.messages import (
     RankAdapter,
     RankCancel,
@@ -29,7 +32,7 @@ from quire.platform.shared_region import SharedRegion
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.codec import encode
-from quire.protocol.control import ControlOp, Report, UpdateWeights, WorkerOp
+from quire.protocol.control import ControlOp, Inspect, LoadWeights, Report, UpdateWeights, WorkerOp
 from quire.protocol.media import MediaInfo
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, LateInput, StepPlan
@@ -88,6 +91,8 @@ class ProcessExecutor:
         )
         self._adapters = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
         self._moves = RankMoves(lambda: self._group.moved_pipes)
+        self._loaded = LoadWeights()
+        self._given = GivenWeights()
         self._asking = threading.Lock()  # held from a question to the ranks until all have answered
 
     @property
@@ -111,15 +116,40 @@ class ProcessExecutor:
         return report
 
     def control(self, op: ControlOp) -> Report:
-        """Carry out an operation on all ranks at once. Raises RequestError for new weights, which
-        only this rank has."""
+        """Carry out an operation on all ranks at once. New weights are in all ranks, or in none."""
+        if isinstance(op, Inspect):
+            return self._first.control(op)
         if isinstance(op, UpdateWeights):
-            raise RequestError(
-                "update_weights is not supported beside tensor_parallel_size above 1: start an "
-                "engine from the new weights"
-            )
+            return self._given.give(op, self._load_weights)
+        if isinstance(op, LoadWeights) and not op.is_trial:
+            return self._load_weights(op)
         if not isinstance(op, WorkerOp):
             raise EngineError(f"{type(op).__name__} is no operation of a worker")
+        return self._on_all(op)
+
+    def _load_weights(self, op: LoadWeights) -> Report:
+        """Have all ranks check the files, then load them. If one fails, all go back."""
+        self._on_all(msgspec.structs.replace(op, is_trial=True))
+        try:
+            report = self._on_all(op)
+        except EngineLostError:
+            raise
+        except Exception as error:
+            self._go_back(error)
+            raise EngineError(f"{error}; all ranks have the weights from before") from error
+        self._loaded = op
+        return report
+
+    def _go_back(self, error: Exception) -> None:
+        """Have all ranks load what they had before an error. If one cannot, the group ends, since
+        no two ranks may compute with different weights."""
+        try:
+            self._on_all(self._loaded)
+        except Exception:
+            self._group.first_failed(error)
+            raise
+
+    def _on_all(self, op: WorkerOp) -> Report:
         self._first.check()
         with self._asking:
             self._group.send(RankMessage.CONTROL, encode(RankOp(op)))
@@ -201,6 +231,7 @@ class ProcessExecutor:
         self._group.shutdown()
         self._adapters.shutdown(wait=True)
         self._moves.close()
+        self._given.close()
         self._group.close()
 
 

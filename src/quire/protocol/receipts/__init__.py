@@ -12,7 +12,7 @@ from quire.protocol.receipts.receipt import (
     read_key,
     read_receipts,
 )
-from quire.protocol.receipts.witness import Witness, request_statement
+from quire.protocol.receipts.witness import Witness, request_statement, with_replaced
 
 __all__ = [
     "Difference",
@@ -27,4 +27,5 @@ __all__ = [
     "read_key",
     "read_receipts",
     "request_statement",
+    "with_replaced",
 ]

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError, RequestError
+from quire.protocol.request import CHECKPOINT_VERSION
 
 __all__ = [
     "Difference",
@@ -113,10 +114,11 @@ class SampleEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Contents whose digests the statement has, so that the answer can be made again. model,
-    adapter: names, for people; adapter is empty without one."""
+    adapter, weights_version: names, for people; adapter is empty without one."""
 
     model: str
     adapter: str
+    weights_version: str = CHECKPOINT_VERSION
     prompt_token_ids: list[int]
     samples: list[SampleEvidence]
 

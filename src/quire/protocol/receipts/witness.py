@@ -15,15 +15,16 @@ from quire.protocol.receipts.receipt import (
     SampleEvidence,
     SampleStatement,
     Statement,
+    digest,
     logprob_bits,
     next_link,
     prompt_digest,
 )
-from quire.protocol.request import EngineRequest, FinishReason
+from quire.protocol.request import EngineRequest, FinishReason, Weights
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.protocol.step import TokenLogprobs
 
-__all__ = ["Witness", "request_statement"]
+__all__ = ["Witness", "request_statement", "with_replaced"]
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 """Ends that follow from the tokens. All others depend on time or on people."""
@@ -84,17 +85,18 @@ class Witness:
         """True if every sample has ended by itself."""
         return all(sample.reason in _OWN_ENDS for sample in self._samples)
 
-    def receipt(self) -> Receipt | None:
+    def receipt(self, weights: Weights | None) -> Receipt | None:
         """Return the receipt; None before the end, and if a sample did not end by itself or the
-        model has changed since the request began."""
-        if not (self.is_complete and self._is_current()):
+        files of the model have changed since the request began. weights: weights of all tokens;
+        None if they changed, and then there is no receipt."""
+        if not self.is_complete or weights is None or not self._is_current():
             return None
         request, adapter = self._request, self._request.adapter
         own = request_statement(request)
         prompt_ids = request.prompt_token_ids.tolist()
         statement = Statement(
             engine=dict(self._engine),
-            model={**self._model, "adapter": request.adapter_digest},
+            model={**with_replaced(self._model, weights), "adapter": request.adapter_digest},
             text={**self._text, **own["text"]},
             choice=own["choice"],
             samples=[
@@ -110,6 +112,7 @@ class Witness:
         evidence = Evidence(
             model=self._name,
             adapter="" if adapter is None else adapter.name,
+            weights_version=weights.version,
             prompt_token_ids=prompt_ids,
             samples=[
                 SampleEvidence(token_ids=each.token_ids, logprobs=each.logprobs)
@@ -117,6 +120,15 @@ class Witness:
             ],
         )
         return Receipt.of(statement, evidence)
+
+
+def with_replaced(model: Mapping[str, Any], weights: Weights) -> Mapping[str, Any]:
+    """Return the section of a model with the digest of its weights. weights: weights in use,
+    some of them perhaps in place of the checkpoint's."""
+    if not weights.digest:
+        return model
+    both = f"{model['weights']}\0{weights.digest}".encode()
+    return {**model, "weights": digest(both, b"quire weights")}
 
 
 def request_statement(request: EngineRequest) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.protocol.adapters import AdapterRef
 from quire.server.requests.errors import RefusedError
 
-__all__ = ["ServedAdapters"]
+__all__ = ["ServedAdapters", "within"]
 
 logger = logging.getLogger("quire.server")
 
@@ -117,7 +117,7 @@ class ServedAdapters:
                 "it with --lora-folder, and give lora_name and lora_path.",
                 param="lora_path",
             )
-        folder = _within(self._folder, path)
+        folder = within(self._folder, path)
         if folder is None:
             raise RefusedError(
                 f"lora_path {path[:200]!r} is outside of the folder for adapters. Give one in it.",
@@ -142,7 +142,7 @@ class ServedAdapters:
     def _in_folder(self, name: str) -> Path | None:
         if self._folder is None or name in self._taken or "/" in name or not _is_name(name):
             return None
-        found = _within(self._folder, name)
+        found = within(self._folder, name)
         try:
             return found if found is not None and (found / _CONFIG).is_file() else None
         except OSError:
@@ -152,7 +152,7 @@ class ServedAdapters:
         """Return whether the folder has another adapter of this name than the one at `path`."""
         found = self._in_folder(name)
         return (
-            found is not None and self._folder is not None and found != _within(self._folder, path)
+            found is not None and self._folder is not None and found != within(self._folder, path)
         )
 
 
@@ -160,7 +160,7 @@ def _is_name(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME_CHARS and name.isascii() and name.isprintable()
 
 
-def _within(root: Path, path: str) -> Path | None:
+def within(root: Path, path: str) -> Path | None:
     """Return what is there in truth; None if it lies outside of the root, or nowhere."""
     try:
         root, found = root.resolve(), (root / path).resolve()

@@ -17,6 +17,7 @@ from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, Updat
 from quire.engine.model_front import ModelFront
 from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.outputs import WeightVersionSpan, common_weights
 from quire.protocol.prediction import PredictionReader
 from quire.protocol.receipts import Receipt, Witness
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
@@ -49,7 +50,7 @@ TextEnding = Literal["stop", "length", "content_filter", "repetition"]
 class SampleDelta(msgspec.Struct, gc=False):
     """One sample's growth by one update. logprobs: one per token, if asked. finish_reason,
     stop_reason (a stop string or token id): only set in the last delta. parts: parts of a parsed
-    answer, which has no text beside them."""
+    answer, which has no text beside them. weight_versions: set in the last delta, if asked."""
 
     index: int
     text: str
@@ -58,15 +59,18 @@ class SampleDelta(msgspec.Struct, gc=False):
     finish_reason: TextEnding | None = None
     stop_reason: int | str | None = None
     parts: Sequence[Part] = ()
+    weight_versions: Sequence[WeightVersionSpan] = ()
 
 
 @dataclass(slots=True)
 class _Sample:
-    """prediction: position of the output in the client's prediction, if there is one."""
+    """prediction: position of the output in the client's prediction, if there is one. num_tokens:
+    tokens of the output so far."""
 
     renderer: OutputRenderer | PartsReader
     prediction: PredictionReader | None = None
     ending: str | None = None
+    num_tokens: int = 0
 
 
 class Generation:
@@ -75,6 +79,7 @@ class Generation:
     num_tokens: tokens of all samples so far. num_cached_tokens: cached tokens of the prompt.
     prompt_logprobs: one per position, if asked; complete when the first token arrives. known: the
     prompt, as it is remembered. receipt: set when `run` has ended, for a deterministic request.
+    shows_weights: last deltas tell the versions of weights.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Generation:
         self.params = params
         self.num_cached_tokens = 0
         self.num_tokens = 0
+        self.shows_weights = False
         self.tap: Callable[[list[SampleDelta]], None] | None = None
         """Called with all growth too."""
         self.prompt_logprobs: list[TokenLogprobs | None] = []
@@ -199,7 +205,8 @@ class Generation:
             self.receipt = await asyncio.to_thread(self._kept_receipt, self._witness)
 
     def _kept_receipt(self, witness: Witness) -> Receipt | None:
-        made = witness.receipt()
+        histories = [self._stream.weights(i) for i in range(self.params.n)]
+        made = witness.receipt(common_weights(histories))
         return None if made is None else self._keep(made)
 
     def close(self) -> None:
@@ -249,6 +256,7 @@ class Generation:
         grown, num_kept, ending = sample.renderer.take(news.token_ids, finish)
         self._timeline.read_s += time.perf_counter() - begun
         self.num_tokens += num_kept
+        sample.num_tokens += num_kept
         if news.index == 0:
             self._first_answer += news.token_ids
         if sample.prediction is not None:
@@ -265,6 +273,8 @@ class Generation:
         delta.finish_reason, delta.stop_reason = self._as_ending(ending, finish), ending.stop_reason
         if finish is None:
             self._stream.abort(news.index)
+        if self.shows_weights:
+            delta.weight_versions = self._stream.weights(news.index).spans(sample.num_tokens)
         sample.ending = delta.finish_reason
         return delta
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.dialect import Part
+from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.step import TokenLogprobs
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation, SampleDelta
@@ -156,6 +158,8 @@ class ChunkWriter:
         ]
         if self._has_ids:
             parts += (b',"token_ids":', encode(delta.token_ids))
+        if delta.weight_versions:
+            parts += (b',"weight_versions":', encode(delta.weight_versions))
         prompt_ids = b""
         if self._has_ids and not has_begun:
             prompt_ids = b',"prompt_token_ids":' + encode(self._generation.prompt.token_ids)
@@ -185,6 +189,7 @@ class WholeSample:
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
     parts: list[Part] = field(default_factory=list[Part])
+    weight_versions: Sequence[WeightVersionSpan] = ()
 
     @property
     def text(self) -> str:
@@ -198,6 +203,12 @@ class WholeSample:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+            self.weight_versions = delta.weight_versions
+
+    @property
+    def shown_versions(self) -> Sequence[WeightVersionSpan] | UnsetType:
+        """Versions of the weights, for the field of a choice; UNSET if they were not asked for."""
+        return self.weight_versions or UNSET
 
 
 async def collect(generation: Generation) -> list[WholeSample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
@@ -53,6 +55,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: Sequence[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -178,6 +181,7 @@ class ChatAnswer:
             reason,
             sample.stop_reason,
             sample.token_ids if self.body.return_token_ids else UNSET,
+            sample.shown_versions,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import TokenOffsets
@@ -51,6 +52,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: str
     stop_reason: int | str | None
     prompt_logprobs: Any = UNSET
+    weight_versions: Sequence[WeightVersionSpan] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -215,6 +217,7 @@ class CompletionAnswer:
             logprobs,
             sample.finish_reason,
             sample.stop_reason,
+            weight_versions=sample.shown_versions,
         )
         if self.body.prompt_logprobs is not None:
             of_prompt = self.job.logprobs(self.body.prompt_logprobs, self.body, generation)

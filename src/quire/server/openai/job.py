@@ -148,6 +148,7 @@ class Job:
             form=form,
             grammar_field=self._grammar_field(params, body, form),
         ) as generation:
+            generation.shows_weights = bool(body.return_weight_versions)
             if self.session is not None:
                 generation.tap = self.session.take
             yield generation

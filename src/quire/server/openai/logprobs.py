@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.protocol.step import TokenLogprobs
 from quire.rendering import Tokenizer
@@ -31,6 +32,7 @@ class _ChatLogprob(msgspec.Struct):
     logprob: float
     bytes: list[int]
     top_logprobs: list[_TopLogprob]
+    log_mass: float | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -38,13 +40,15 @@ class CompletionLogprobs(msgspec.Struct):
     predicts. text_offset: start of each token in the text of the choice.
 
     `top_logprobs[i]` has as many entries as were asked for, and one more if token i is not among
-    them. `tokens[i]` is that token's key, even if another one reads the same.
+    them. `tokens[i]` is that token's key, even if another one reads the same. log_masses: see
+    `TokenLogprobs.log_mass`, with None at tokens of a prompt; left out under raw modes.
     """
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+    log_masses: list[float | None] | UnsetType = UNSET
 
 
 class LogprobsBudget:
@@ -111,6 +115,7 @@ class LogprobsWriter:
                     _TopLogprob(self._name(token), max(logprob, FLOOR), list(self._bytes(token)))
                     for token, logprob in self._top(entry)
                 ],
+                UNSET if entry.log_mass is None else entry.log_mass,
             )
             self._pass(entry.token_id)
 
@@ -140,7 +145,9 @@ class LogprobsWriter:
         self, entries: Sequence[TokenLogprobs | None], offsets: Sequence[int]
     ) -> CompletionLogprobs:
         self._charge(len(entries))
-        return CompletionLogprobs([], [], [], list(offsets))
+        masses = [None if entry is None else entry.log_mass for entry in entries]
+        has_masses = any(mass is not None for mass in masses)
+        return CompletionLogprobs([], [], [], list(offsets), masses if has_masses else UNSET)
 
     def _fill(
         self,

@@ -116,7 +116,10 @@ class PartsWriter:
             has_calls=self._has_calls[delta.index],
             is_named=self._is_named,
         )
-        return b'"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(delta.stop_reason))
+        end = b'"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(delta.stop_reason))
+        if delta.weight_versions:
+            end += b',"weight_versions":' + encode(delta.weight_versions)
+        return end
 
     def _shown(self, delta: SampleDelta) -> Iterator[dict[str, Any]]:
         """Yield deltas in the form that clients read; the first one of a choice has the role

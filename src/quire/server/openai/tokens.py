@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
+from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.sampling_params import SamplingParams
 from quire.rendering import RenderedPrompt
 from quire.server.generation.service import Generation, SampleDelta
@@ -32,6 +33,7 @@ class TokensChoice(msgspec.Struct):
     logprobs: dict[str, Any] | None
     finish_reason: str | None
     stop_reason: int | str | None = None
+    weight_versions: Sequence[WeightVersionSpan] | UnsetType = UNSET
 
 
 class GeneratedTokens(msgspec.Struct):
@@ -86,6 +88,7 @@ class TokensAnswer:
                     else None,
                     sample.finish_reason,
                     sample.stop_reason,
+                    sample.shown_versions,
                 )
                 for index, sample in enumerate(samples)
             ]
@@ -141,5 +144,6 @@ class TokensAnswer:
             {"content": writers[delta.index].chat(delta.logprobs)} if writers else None,
             delta.finish_reason,
             delta.stop_reason,
+            delta.weight_versions or UNSET,
         )
         return b"data: " + encode(GeneratedTokens(self._id, [choice])) + b"\n\n"

@@ -15,6 +15,7 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
+    "ParametersOfOpenAI",
     "PinRequest",
     "Prediction",
     "SessionChange",
@@ -49,11 +50,11 @@ def _parameters(name: str, apis: set[Apis]) -> type[msgspec.Struct]:
     return msgspec.defstruct(name, fields, kw_only=True)
 
 
-_ParametersOfOpenAI = _parameters("_ParametersOfOpenAI", {"openai", "all"})
+ParametersOfOpenAI = _parameters("ParametersOfOpenAI", {"openai", "all"})
 _ParametersOfAll = _parameters("_ParametersOfAll", {"all"})
 
 
-class GenerationRequest(_ParametersOfOpenAI, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(ParametersOfOpenAI, kw_only=True, forbid_unknown_fields=True):
     """Fields that completions and chats have in common: the sampling parameters, of which those
     that the server reads by name stand here once more with their types, and others.
     docs/server.md describes each field."""
@@ -79,6 +80,7 @@ class GenerationRequest(_ParametersOfOpenAI, kw_only=True, forbid_unknown_fields
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_timeline: bool | None = None
+    return_weight_versions: bool | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     priority: int | None = None

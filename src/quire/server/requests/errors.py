@@ -57,6 +57,7 @@ _TYPES: Mapping[int, str] = {
     429: "RateLimitError",
     431: "HeadersTooLargeError",
     500: "InternalServerError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
     507: "InsufficientStorageError",
 }

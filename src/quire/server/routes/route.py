@@ -125,8 +125,8 @@ class Route(Generic[Body, Made]):
     send as JSON, a text, or a response of its own. body: decoded from JSON. answer: None for an
     object without fixed fields. media: type of the answer; `streams` if it can also be events.
     statuses: statuses with the answer. refuses: statuses of errors beside those that follow from
-    the other fields. form: schema of a body that is a form, which the handler reads. is_listed:
-    True if the schema has it.
+    the other fields. form: schema of a body that is a form, which the handler reads. may_lack_body:
+    True if no body counts as an empty object. is_listed: True if the schema has it.
     """
 
     method: str
@@ -142,6 +142,7 @@ class Route(Generic[Body, Made]):
     streams: bool = False
     statuses: tuple[int, ...] = (200,)
     refuses: tuple[int, ...] = ()
+    may_lack_body: bool = False
     is_listed: bool = True
 
     @property

@@ -38,6 +38,7 @@ _MEANINGS = {
     429: "Too many requests at once; Retry-After says when to come again.",
     431: "Too many or too large headers.",
     500: "A fault of the server.",
+    501: "Not offered here; the message says what to send instead.",
     503: "The engine takes no requests now; Retry-After says when to come again.",
     507: "No room on the disk to keep what the request brings. Deleting needs none.",
     529: "As 503 on other routes.",
@@ -94,7 +95,7 @@ def _asked(
     if route.form is not None:
         content = {"multipart/form-data": {"schema": dict(route.form)}}
     if content:
-        found["requestBody"] = {"required": True, "content": content}
+        found["requestBody"] = {"required": not route.may_lack_body, "content": content}
     return found
 
 

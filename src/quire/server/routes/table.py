@@ -148,7 +148,9 @@ class Endpoint:
             raise HTTPException(405)
         engine = self._needed()
         data, body = b"", None
-        if self._decoder is not None:
+        if route.body is not None and route.may_lack_body and not _has_body(request):
+            body = route.body()
+        elif self._decoder is not None:
             data = await services.bodies.read(request)
             body = await self._decoder.decode(data)
         found = await route.handler(Call(services, request, body, data, engine))
@@ -167,3 +169,8 @@ class Endpoint:
             case Needs.FILES:
                 self._services.files()
                 return None
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.json import decode
 from msgspec.structs import replace
 from starlette.responses import Response
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.generation.prompts import EmbedsPrompt, check_context, prompt_list
-from quire.server.openai.sampling import completion_params, limit_field
+from quire.server.openai.answer import run_all
+from quire.server.openai.chat import ChatAnswer
+from quire.server.openai.completions import CompletionAnswer
+from quire.server.openai.sampling import chat_params, completion_params, limit_field
 from quire.server.openai.tokens import GeneratedTokens, TokensAnswer, sampling_of
+from quire.server.openai.tools import answer_form, asked_tools
+from quire.server.openai.trl import TrlAnswer, trl_answer
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bodies import CompletionRequest, TokensRequest
+from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokensRequest
 from quire.server.requests.errors import RefusedError
+from quire.server.requests.trl_bodies import TrlChatRequest, TrlGenerateRequest
 from quire.server.routes.route import Call, Needs, Route, respond
 
 __all__ = ["ROUTES"]
@@ -86,7 +95,48 @@ async def _render(
     return check_context(rendered, params, most, body.truncate_prompt_tokens, field).token_ids
 
 
+async def trl_generate(call: Call[TrlGenerateRequest]) -> TrlAnswer:
+    """Continue prompts, as TRL's own server did up to TRL 1.12."""
+    ready, body = call.ready, call.body.completion()
+    params = completion_params(body, ready.model.front.default_sampling, call.limits)
+    prompts = prompt_list(body, call.limits, params.n)
+    with call.services.recorded(call.request, body) as timeline:
+        job = call.services.job(ready, call.request, body, timeline, num_together=len(prompts))
+        answer = CompletionAnswer(job, body, params, prompts)
+        choices = decode(await call.attended(answer.whole()))["choices"]
+    return trl_answer([each["prompt_token_ids"] for each in choices[:: params.n]], choices)
+
+
+async def trl_chat(call: Call[TrlChatRequest]) -> TrlAnswer:
+    """Answer conversations, as TRL's own server did up to TRL 1.12."""
+    ready, bodies = call.ready, call.body.chats()
+    most = call.limits.max_sequences
+    n = call.body.n or 1
+    if not 0 < len(bodies) * n <= most:
+        raise RefusedError(
+            f"{len(bodies)} conversations with n={n} are not 1 to {most} sequences "
+            "(max_sequences). Send others.",
+            param="messages",
+        )
+    found: list[dict[str, Any]] = [{} for _ in bodies]
+    with call.services.recorded(call.request, bodies[0]) as timeline:
+
+        async def answer(number: int, body: ChatRequest) -> None:
+            tools, defaults = asked_tools(body), ready.model.front.default_sampling
+            params = chat_params(body, defaults, call.limits, must_call=tools.must_call)
+            form = answer_form(tools, body, ready.model)
+            job = call.services.job(ready, call.request, body, timeline, num_together=len(bodies))
+            found[number] = decode(await ChatAnswer(job, body, params, form).whole())
+
+        works = [answer(number, body) for number, body in enumerate(bodies)]
+        await call.attended(run_all(works))
+    choices = [choice for each in found for choice in each["choices"]]
+    return trl_answer([each["prompt_token_ids"] for each in found], choices)
+
+
 ROUTES = (
+    Route("POST", "/generate", trl_generate, TrlGenerateRequest, TrlAnswer, needs=Needs.ROOM),
+    Route("POST", "/chat", trl_chat, TrlChatRequest, TrlAnswer, needs=Needs.ROOM, refuses=(507,)),
     Route(
         "POST",
         "/v1/completions/render",

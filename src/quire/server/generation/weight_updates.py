@@ -1,0 +1,266 @@
+"""Updates of the weights of a running engine: a start, tensors in several calls, and a finish that
+all replicas and ranks carry out, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from quire.config.checkpoint import find_weight_files, read_header
+from quire.engine.clients.async_client import AsyncEngineClient
+from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
+from quire.protocol.control import Inspect, LoadWeights, Report
+from quire.server.generation.adapters import within
+from quire.server.requests.errors import RefusedError
+from quire.server.requests.weight_bodies import WeightUpdateInfo
+
+__all__ = ["BACKEND", "WeightUpdates"]
+
+BACKEND = "file"
+"""Name of the transport: tensors come in bodies or files, and reach the engine as files."""
+
+HOW = (
+    'Send {"update_info": {"names", "dtype_names", "shapes", "tensors"}} with the numbers in '
+    'base64, or {"update_info": {"path"}} of safetensors files under --weights-folder.'
+)
+"""Advice on bodies of /update_weights."""
+
+_DTYPES = {"float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2),
+           "bfloat16": ("BF16", 2)}  # fmt: skip
+"""Dtypes of torch by name: names in safetensors files, and bytes of a number."""
+
+_CHECKED = ".safetensors"
+_OPEN = "open"
+_COUNT = "count"
+
+Result = TypeVar("Result")
+
+
+class WeightUpdates:
+    """The update that is open, in files that all fronts of an engine see."""
+
+    def __init__(self, client: AsyncEngineClient) -> None:
+        """Raises RefusedError 501 for an engine without a folder."""
+        directories = client.directories
+        if not directories:
+            raise RefusedError(
+                "Weights are updated in an engine of its own process. Start it by quire serve.",
+                status=501,
+            )
+        self._client = client
+        self._root = directories[0] / "weights"
+
+    async def start(self) -> None:
+        """Open an update. One that was open is dropped."""
+        await self.drop()
+        await _in_thread(self._start)
+
+    def _start(self) -> None:
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        name = f"{time.time_ns():020d}"
+        (self._root / name).mkdir(mode=0o700)
+        partial = self._root / f"partial-{name}"
+        partial.write_text(name)
+        partial.rename(self._root / _OPEN)
+
+    async def drop(self) -> None:
+        """Forget the update that is open, if there is one."""
+        report = await self._client.control(Inspect())
+        await _in_thread(lambda: self._close(report.loaded.files))
+
+    def _folder(self) -> Path:
+        """Return the folder of the update that is open. RefusedError without one."""
+        try:
+            return self._root / (self._root / _OPEN).read_text()
+        except OSError as error:
+            raise RefusedError(
+                "No update of weights is open. POST /start_weight_update first."
+            ) from error
+
+    async def add(self, info: WeightUpdateInfo, weights_folder: str | None) -> None:
+        """Add tensors to the update that is open. Raises RefusedError or RequestError, naming the
+        tensor, and adds none of them, if one is not of the model. weights_folder: folder of the
+        files that may be named; None if none may."""
+        is_of_gpus = info.packed is not None or info.ipc_handles_pickled is not None
+        if is_of_gpus or (info.path is None and info.tensors is None):
+            raise RefusedError(
+                "update_info has no tensors: this server joins no group of NCCL, and opens no "
+                f"handles of a GPU's memory. {HOW}",
+                status=501,
+                param="update_info",
+            )
+        if info.path is not None and info.tensors is not None:
+            raise RefusedError(
+                "update_info has tensors and a path. Send one of them.", param="update_info"
+            )
+        files = await _in_thread(lambda: self._staged(info, weights_folder))
+        await self._client.control(LoadWeights(tuple(map(str, files)), is_trial=True))
+        await _in_thread(lambda: [each.rename(each.with_suffix(_CHECKED)) for each in files])
+
+    def _staged(self, info: WeightUpdateInfo, weights_folder: str | None) -> list[Path]:
+        """Return files of tensors that are not part of the update before they get `_CHECKED`."""
+        folder = self._folder()
+        if info.path is None:
+            return [_written(folder, info)]
+        return [_copied(folder, each) for each in _sources(info.path, weights_folder)]
+
+    async def finish(self, version: str | None) -> str:
+        """Have the engine compute with the tensors of the update; others stay. Return its version.
+
+        RefusedError or RequestError if it is refused, and EngineError if the weights cannot be
+        loaded: then the engine has its old weights and the update is dropped. It stays open after
+        EngineUnavailableError, for another try.
+        """
+        new = await _in_thread(lambda: sorted(self._folder().glob(f"*{_CHECKED}")))
+        if not new:
+            raise RefusedError(f"The update has no tensors. POST /update_weights first. {HOW}")
+        report = await self._client.control(Inspect())
+        files = [*report.loaded.files, *map(str, new)]
+        needed = await _in_thread(lambda: _needed(files))
+        number = await _in_thread(self._num_finished) + 1
+        op = LoadWeights(tuple(needed), version or str(number))
+        try:
+            await self._load(op)
+        except EngineUnavailableError:
+            raise
+        except BaseException:
+            await self.drop()
+            raise
+        await _in_thread(lambda: self._finished(number, needed))
+        return op.version
+
+    async def _load(self, op: LoadWeights) -> Report:
+        await self._client.control(msgspec.structs.replace(op, is_trial=True))
+        try:
+            return await self._client.control(op)
+        except RequestError as error:  # what is wrong with the tensors was said before
+            raise EngineError(str(error)) from error
+
+    def _num_finished(self) -> int:
+        try:
+            return int((self._root / _COUNT).read_text())
+        except OSError:
+            return 0
+
+    def _finished(self, number: int, needed: Sequence[str]) -> None:
+        """Count the update, and remove files that the engine does not read any more."""
+        partial = self._root / f"partial-{number}"
+        partial.write_text(str(number))
+        partial.rename(self._root / _COUNT)
+        self._close(needed)
+
+    def _close(self, needed: Sequence[str]) -> None:
+        """Let no update be open, and remove all files but those that are needed."""
+        if not self._root.is_dir():
+            return
+        (self._root / _OPEN).unlink(missing_ok=True)
+        kept = {Path(each) for each in needed}
+        for folder in self._root.iterdir():
+            if not folder.is_dir():
+                continue
+            for file in folder.iterdir():
+                if file not in kept:
+                    file.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    return await asyncio.to_thread(work)
+
+
+def _needed(files: Sequence[str]) -> list[str]:
+    """Return the files that have a tensor which no later one has, in their order."""
+    seen = set[str]()
+    needed: list[str] = []
+    for each in reversed(files):
+        names = {tensor.name for tensor in read_header(Path(each))}
+        if not names <= seen:
+            needed.append(each)
+        seen |= names
+    return needed[::-1]
+
+
+def _new_file(folder: Path) -> Path:
+    """Return a path behind those of all files that were added before."""
+    return folder / f"{time.time_ns():020d}.new"
+
+
+def _written(folder: Path, info: WeightUpdateInfo) -> Path:
+    """Write the tensors of a body to a safetensors file. Raises RefusedError, naming the tensor,
+    for what contradicts itself."""
+    names, dtypes, shapes = info.names or [], info.dtype_names or [], info.shapes or []
+    tensors = info.tensors or []
+    if not len(names) == len(dtypes) == len(shapes) == len(tensors):
+        raise RefusedError(
+            f"update_info has {len(names)} names, {len(dtypes)} dtype_names, {len(shapes)} shapes "
+            f"and {len(tensors)} tensors. Send one of each for every tensor.",
+            param="update_info",
+        )
+    header: dict[str, object] = {}
+    start = 0
+    for name, dtype, shape, data in zip(names, dtypes, shapes, tensors, strict=True):
+        stored, num_bytes = _DTYPES.get(dtype.removeprefix("torch."), ("", 0))
+        if not stored or name in header:
+            wrong = "comes twice" if stored else f"has dtype {dtype[:32]!r}"
+            raise RefusedError(
+                f"Tensor {name[:128]!r} {wrong}. Send each once, in {', '.join(_DTYPES)}.",
+                param="update_info",
+            )
+        wanted = math.prod(shape) * num_bytes
+        if len(data) != wanted or min(shape, default=0) < 0:
+            raise RefusedError(
+                f"Tensor {name[:128]!r} has {len(data)} bytes, but shape {shape} of {dtype} takes "
+                f"{wanted}. Send all of its numbers.",
+                param="update_info",
+            )
+        offsets = [start, start + len(data)]
+        header[name] = {"dtype": stored, "shape": shape, "data_offsets": offsets}
+        start += len(data)
+    path = _new_file(folder)
+    _write_file(path, header, tensors)
+    return path
+
+
+def _write_file(path: Path, header: dict[str, object], tensors: Sequence[bytes]) -> None:
+    head = msgspec.json.encode(header)
+    head += b" " * (-len(head) % 8)
+    with path.open("xb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.writelines(tensors)
+
+
+def _sources(path: str, weights_folder: str | None) -> Sequence[Path]:
+    """Return the files that a path names. Raises RefusedError unless it lies in the folder."""
+    if weights_folder is None:
+        raise RefusedError(
+            "Weights are read from one folder alone, which this server was not given. Start it "
+            "with --weights-folder, or send the tensors.",
+            param="update_info",
+        )
+    found = within(Path(weights_folder), path)
+    if found is None:
+        raise RefusedError(
+            f"path {path[:200]!r} is outside of the folder for weights. Give one in it.",
+            param="update_info",
+        )
+    if found.is_file():
+        return (found,)
+    try:
+        return find_weight_files(found)
+    except ConfigError as error:
+        raise RefusedError(f"{error}.", param="update_info") from error
+
+
+def _copied(folder: Path, source: Path) -> Path:
+    """Copy a file, since its owner may write it again while the engine reads."""
+    path = _new_file(folder)
+    shutil.copyfile(source, path)
+    return path
