@@ -442,16 +442,11 @@ def test_merged_and_permuted_projections(family: str, tmp_path: Path) -> None:
     assert_answers(base, LoRARequest("a", 1, str(folder)), merged)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"dtype": "bfloat16"},
-        {"quantization": "int8"},
-        {"activation_bits": 16, "quantization": "int8"},
-        {"kv_cache_dtype": "int8"},
-    ],
-    ids=lambda settings: str(next(iter(settings.values()))),
-)
+INT8 = {"quantization": "int8"}
+FORMATS = [{"dtype": "bfloat16"}, INT8, {**INT8, "activation_bits": 16}, {"kv_cache_dtype": "int8"}]
+
+
+@pytest.mark.parametrize("settings", FORMATS, ids=str)
 def test_parts_over_other_formats(settings: dict[str, Any], tmp_path: Path) -> None:
     """Turns red when a bias counts twice, as where a cache in 8 bits does without it. What formats
     round is far below the effect of the adapter, which is above 2."""

@@ -90,7 +90,7 @@ def packed_columns(outputs: int, gate: str | None) -> int:
 
 
 def weight_code(activation_bits: int, dtype: torch.dtype) -> int:
-    """Return `weight_dtype` of a kernel (csrc/linear/widened.h): the type to which a matrix of
+    """Return `weight_dtype` of a kernel (csrc/linear/widened): the type to which a matrix of
     integers is widened for activations of 16 bits; -1 for those of 8, which become integers."""
     return -1 if activation_bits == 8 else DTYPE_CODES[dtype]
 

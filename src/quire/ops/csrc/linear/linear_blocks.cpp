@@ -2,7 +2,7 @@
 // activations with a scale for each group: one loop over tiles for all kinds.
 #include "linear/integers/block_kinds.h"
 #include "linear/integers/wide_tile.h"
-#include "linear/widened.h"
+#include "linear/widened/widened.h"
 #include "native/replay.h"
 #include "rows/ids.h"
 
@@ -449,7 +449,7 @@ QUIRE_REPLAYABLE(quire_linear_blocks_rows)
 
 // Computes y = x Wᵀ + b. x: rows of blocks · block_size elements with a stride. y: [rows, outputs]
 // of x's type or float32; for a gated layer half as wide. power and bias (or null): float32, scale
-// and bias of LinearCall. weight_dtype: type to which weights are widened (linear/widened.h), or
+// and bias of LinearCall. weight_dtype: type to which weights are widened (widened.h), or
 // kIntegers. gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_blocks(const void* x, int64_t x_stride, const uint8_t* packed,
                                   const float* power, const float* bias, void* y, int64_t y_stride,

@@ -9,7 +9,7 @@
 #include "linear/integers/int4.h"
 #include "linear/integers/int4_tiles.h"
 #include "linear/integers/int4_wide.h"
-#include "linear/widened.h"
+#include "linear/widened/widened.h"
 #include "native/replay.h"
 
 namespace quire::linear_int {
@@ -278,7 +278,7 @@ QUIRE_REPLAYABLE(quire_linear_int4_rows)
 
 // Computes y. x: rows of groups · group_size elements with a stride. y: [rows, outputs] of x's type
 // or float32; for a gated layer half as wide. power and bias (or null): float32, scale and bias of
-// LinearCall, as rotation. weight_dtype: type to which weights are widened (linear/widened.h), or
+// LinearCall, as rotation. weight_dtype: type to which weights are widened (widened.h), or
 // kIntegers. gate: the packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int4(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const uint8_t* packed_zeros, const float* power, const float* bias,

@@ -7,7 +7,7 @@
 #include "linear/integers/int.h"
 #include "native/replay.h"
 #include "linear/tile_loop.h"
-#include "linear/widened.h"
+#include "linear/widened/widened.h"
 
 namespace quire::linear_int {
 namespace {
@@ -242,7 +242,7 @@ QUIRE_REPLAYABLE(quire_linear_int8_rows)
 
 // Computes y. x: rows of `depth` elements with a stride. y: [rows, outputs] of x's type or float32;
 // for a gated layer half as wide. scale and bias (or null): float32, of LinearCall, as rotation.
-// weight_dtype: type to which weights are widened (linear/widened.h), or kIntegers. gate: the
+// weight_dtype: type to which weights are widened (widened.h), or kIntegers. gate: the
 // packing's. y_stride: stride of the rows of y, 0 if they are contiguous.
 QUIRE_API int quire_linear_int8(const void* x, int64_t x_stride, const uint8_t* packed,
                                 const float* scale, const float* bias, void* y, int64_t y_stride,

@@ -1,6 +1,6 @@
 // y = x Wᵀ + b with weights that are table entries times scales, to which single numbers may be
-// added (linear/widened.h).
-#include "linear/widened.h"
+// added (widened.h).
+#include "linear/widened/widened.h"
 #include "native/replay.h"
 #include "rows/ids.h"
 

@@ -1,5 +1,5 @@
 // Widens some panels at a time and multiplies them like those of linear.cpp.
-#include "linear/widened.h"
+#include "linear/widened/widened.h"
 
 #include <vector>
 
