@@ -108,6 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="a JSON file for the curve")
     parser.add_argument("--save", type=Path, help="a folder for the trained model")
     options = parser.parse_args(arguments)
+    if options.group < 2:
+        parser.error(f"--group {options.group}: give 2 or more, since answers are compared")
     torch.set_num_threads(options.threads)
     with LLM(
         options.model, dtype="float32", max_model_len=512, num_threads=options.threads, quiet=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from quire.config import read_model_spec
+from quire.config.model_spec import GenericTraits
+from quire.engine.convert import convert_model
 from quire.errors import ConfigError
 from quire.training import ReferenceModel
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
@@ -56,6 +59,38 @@ def test_gradients_are_those_of_transformers(case: Case, tmp_path: Path) -> None
     buffers = dict(model.named_buffers())
     mine = {name: each for name, each in found.items() if name not in buffers}
     torch.testing.assert_close(norm_of(mine), norm_of(wanted), rtol=TOLERANCE, atol=0)
+
+
+LLAMA = next(case for case in CASES if case.name == "llama")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"is_encoder": True}, "no head that draws tokens alone"),
+        ({"prompt_attention": "bidirectional"}, "tokens of its prompts see later ones"),
+        ({"traits": GenericTraits()}, "transformers computes it"),
+    ],
+)
+def test_models_without_a_gradient_are_named(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    write_checkpoint(LLAMA, tmp_path)
+    spec = replace(read_model_spec(tmp_path, implementation="quire"), **change)
+    with pytest.raises(ConfigError, match=f"LlamaForCausalLM cannot be trained: .*{reason}"):
+        ReferenceModel(spec, tmp_path, 64, max_tokens=64)
+
+
+def test_quantized_weights_are_named(tmp_path: Path) -> None:
+    write_checkpoint(LLAMA, tmp_path / "plain")
+    convert_model(tmp_path / "plain", tmp_path / "int8", "int8")
+    spec = read_model_spec(tmp_path / "int8")
+    with pytest.raises(ConfigError, match="is quantized, and training needs weights in 16 or 32"):
+        ReferenceModel(spec, tmp_path / "int8", 64, max_tokens=64)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="it is a GGUF file"):
+        ReferenceModel(spec, file, 64, max_tokens=64)
 
 
 def norm_of(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
