@@ -125,7 +125,7 @@ def _nested_config(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
             part = cast("dict[str, Any]", section)
             known = {name: value for name, value in stated.items() if name in part}
             plain = {name: value for name, value in part.items() if name not in _ON_STORAGE}
-            config[key] = plain | (stated if section is text else known)
+            config[key] = plain | (dict(stated) if section is text else known)
     return {key: value for key, value in config.items() if key not in _ON_STORAGE} | dict(stated)
 
 

@@ -266,8 +266,9 @@ def build_op_set(
             f"No such operation: {', '.join(unknown)}. Use one of: {', '.join(ALL_OPS)}."
         )
     picked = {name: select(op, platform, wanted.get(name), team) for name, op in ALL_OPS.items()}
+    calls: dict[str, Any] = {name: call for name, (_, call) in picked.items()}
     return OpSet(
-        **{name: call for name, (_, call) in picked.items()},
+        **calls,
         chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),
     )
 
