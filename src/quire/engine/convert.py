@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -61,11 +62,13 @@ def convert_model(
     try:
         partial.mkdir(parents=True)
         from quire.models.convert import NamedFormats, convert_weights
+        from quire.models.heads import stored_layers
         from quire.ops import build_op_set, force_isa
 
         ops = build_op_set(detect_platform(), force_isa("none"))
         formats = NamedFormats(ops, quantization, plain_head=plain_head, rotate=rotate)
-        converted = convert_weights(spec, folder, partial, ops, formats)
+        beside = functools.partial(stored_layers, spec, folder, ops)
+        converted = convert_weights(spec, folder, partial, ops, formats, beside)
         _write_json(partial / INDEX_NAME, converted.index)
         config = _config(folder) | {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
         if converted.quantization is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from quire.config.quantization import (
     rotation_of,
     shared_rotation,
 )
-from quire.config.speculation.mtp import stored_mtp
 from quire.errors import ConfigError
-from quire.layers import LayerFactory, TokenColumns
+from quire.layers import LayerFactory
 from quire.layers.moe import ToldFormat
 from quire.layers.weights import DenseWeights, PackedWeights
-from quire.models.causal_lm import CausalLM, HasMTP
-from quire.models.heads.mtp import MTPHead
-from quire.models.loader import match_layers, match_weights, read_weights
+from quire.models.causal_lm import CausalLM, HasWeights
+from quire.models.loader import match_weights, read_weights
 from quire.models.weight_map import WeightTarget
 from quire.ops import OpSet
 from quire.quantization import PlainFormat, StoredMatrix
@@ -38,7 +35,8 @@ __all__ = ["Converted", "NamedFormats", "convert_weights"]
 
 SHARD_BYTES = 4 << 30
 
-_log = logging.getLogger("quire.models")
+
+Matched = tuple[HasWeights, list[tuple[TensorInfo, WeightTarget]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,11 @@ def convert_weights(
     out: Path,
     ops: OpSet,
     formats: NamedFormats,
+    beside: Callable[[CausalLM, Checkpoint, LayerFactory], Iterable[Matched]],
 ) -> Converted:
     """Write the weights of the checkpoint `folder` into files of the folder `out`, in `spec.dtype`,
-    and matrices in the formats of `formats` as those of compressed-tensors. MTP layers go along.
+    and matrices in the formats of `formats` as those of compressed-tensors. beside: returns layers
+    of the checkpoint that are no part of the model, and what on disk goes where in each.
 
     Raises ConfigError as `load_model`.
     """
@@ -74,7 +74,7 @@ def convert_weights(
     checkpoint = read_checkpoint(folder)
     model, plan = match_weights(spec, folder, factory, checkpoint)
     targets = model.weight_map.targets(model)
-    for head, of_head in _mtp_layers(spec, folder, checkpoint, model, factory, ops):
+    for head, of_head in beside(model, checkpoint, factory):
         targets |= head.weight_map.targets(head)
         plan += of_head
     names = {(id(target.weights), target.part): name for name, target in targets.items()}
@@ -96,29 +96,6 @@ def convert_weights(
     settings = quantization_config(targets, chosen) if formats.quantizes else None
     is_tied = spec.has_head and model.weight_map.head not in targets
     return Converted(shards.finish(), is_tied, settings)
-
-
-def _mtp_layers(
-    spec: ModelSpec,
-    folder: Path,
-    checkpoint: Checkpoint,
-    model: CausalLM,
-    factory: LayerFactory,
-    ops: OpSet,
-) -> Iterator[tuple[MTPHead, list[tuple[TensorInfo, WeightTarget]]]]:
-    """Yield the MTP layers of a checkpoint, empty, and what on disk goes where in each. One that
-    the model's family does not explain is left out, with a warning."""
-    if not isinstance(model, HasMTP):
-        return
-    for draft in stored_mtp(spec, folder, checkpoint):
-        assert draft.checkpoint is not None, "it is stored"
-        head = MTPHead(draft, factory, model, TokenColumns(ops))
-        try:
-            plan = match_layers(head, folder, draft.checkpoint)
-        except ConfigError as error:
-            _log.warning("the layer %s* is left out: %s", draft.start, error)
-            continue
-        yield head, plan
 
 
 class NamedFormats:

@@ -2,7 +2,7 @@
 
 from quire.models.heads.eagle import EagleHead, load_eagle
 from quire.models.heads.medusa import MedusaHeads, load_medusa
-from quire.models.heads.mtp import MTPHead, load_mtp
+from quire.models.heads.mtp import MTPHead, load_mtp, stored_layers
 
 __all__ = [
     "EagleHead",
@@ -11,4 +11,5 @@ __all__ = [
     "load_eagle",
     "load_medusa",
     "load_mtp",
+    "stored_layers",
 ]
