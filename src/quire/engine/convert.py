@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -65,11 +66,13 @@ def convert_model(
         images = None if is_gguf(folder) else find_images(folder, spec, EngineSettings())
         spec = replace(spec, images=images)
         from quire.models.convert import NamedFormats, convert_weights
+        from quire.models.heads import stored_layers
         from quire.ops import build_op_set, force_isa
 
         ops = build_op_set(detect_platform(), force_isa("none"))
         formats = NamedFormats(ops, quantization, plain_head=plain_head, rotate=rotate)
-        converted = convert_weights(spec, folder, partial, ops, formats)
+        beside = functools.partial(stored_layers, spec, folder, ops)
+        converted = convert_weights(spec, folder, partial, ops, formats, beside)
         _write_json(partial / INDEX_NAME, converted.index)
         stated = {"dtype": DTYPE, "tie_word_embeddings": converted.is_tied}
         if images is None:

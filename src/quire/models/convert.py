@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from quire.config.quantization import (
     rotation_of,
     shared_rotation,
 )
-from quire.config.speculation.mtp import stored_mtp
 from quire.errors import ConfigError
-from quire.layers import LayerFactory, TokenColumns
+from quire.layers import LayerFactory
 from quire.layers.moe import ToldFormat
 from quire.layers.weights import DenseWeights, PackedWeights
-from quire.models.causal_lm import CausalLM, HasMTP
-from quire.models.heads.mtp import MTPHead
-from quire.models.loader import match_layers, match_weights, read_weights
+from quire.models.causal_lm import CausalLM, HasWeights
+from quire.models.loader import match_weights, read_weights
 from quire.models.weight_map import WeightTarget
 from quire.ops import OpSet
 from quire.quantization import PlainFormat, StoredMatrix
@@ -38,7 +35,8 @@ __all__ = ["Converted", "NamedFormats", "convert_weights"]
 
 SHARD_BYTES = 4 << 30
 
-_log = logging.getLogger("quire.models")
+
+Matched = tuple[HasWeights, list[tuple[TensorInfo, WeightTarget]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,13 @@ def convert_weights(
     out: Path,
     ops: OpSet,
     formats: NamedFormats,
+    beside: Callable[[CausalLM, Checkpoint, LayerFactory], Iterable[Matched]],
 ) -> Converted:
     """Write the weights of the checkpoint `folder` into files of the folder `out`, in `spec.dtype`,
-    and matrices in the formats of `formats` as those of compressed-tensors. MTP layers go along. If
-    `spec` takes images, all names stay those on disk, and what is beside the language model is
-    copied, matrices of wider numbers than 16 bits in `spec.dtype`.
+    and matrices in the formats of `formats` as those of compressed-tensors. beside: returns layers
+    of the checkpoint that are no part of the model, and what on disk goes where in each. If `spec`
+    takes images, all names stay those on disk, and what is beside the language model is copied,
+    matrices of wider numbers than 16 bits in `spec.dtype`.
 
     Raises ConfigError as `load_model`, and for an image encoder that is quantized.
     """
@@ -78,7 +78,7 @@ def convert_weights(
     rename = _names_on_disk(checkpoint) if spec.images is not None else str
     plain_targets = model.weight_map.targets(model)
     targets = {rename(name): target for name, target in plain_targets.items()}
-    for head, of_head in _mtp_layers(spec, folder, checkpoint, model, factory, ops):
+    for head, of_head in beside(model, checkpoint, factory):
         targets |= head.weight_map.targets(head)
         plan += of_head
     names = {(id(target.weights), target.part): name for name, target in targets.items()}
@@ -97,33 +97,10 @@ def convert_weights(
         own, rotation = chosen[name]
         for kind, tensor in compress(own, rows, words=words, rotation=rotation).items():
             shards.add(f"{module}.{kind}", tensor)
-    beside = _copy_others(checkpoint, targets, shards, dtype) if spec.images is not None else []
-    settings = quantization_config(targets, chosen, beside) if formats.quantizes else None
+    copied = _copy_others(checkpoint, targets, shards, dtype) if spec.images is not None else []
+    settings = quantization_config(targets, chosen, copied) if formats.quantizes else None
     is_tied = spec.has_head and model.weight_map.head not in plain_targets
     return Converted(shards.finish(), is_tied, settings)
-
-
-def _mtp_layers(
-    spec: ModelSpec,
-    folder: Path,
-    checkpoint: Checkpoint,
-    model: CausalLM,
-    factory: LayerFactory,
-    ops: OpSet,
-) -> Iterator[tuple[MTPHead, list[tuple[TensorInfo, WeightTarget]]]]:
-    """Yield the MTP layers of a checkpoint, empty, and what on disk goes where in each. One that
-    the model's family does not explain is left out, with a warning."""
-    if not isinstance(model, HasMTP):
-        return
-    for draft in stored_mtp(spec, folder, checkpoint):
-        assert draft.checkpoint is not None, "it is stored"
-        head = MTPHead(draft, factory, model, TokenColumns(ops))
-        try:
-            plan = match_layers(head, folder, draft.checkpoint)
-        except ConfigError as error:
-            _log.warning("the layer %s* is left out: %s", draft.start, error)
-            continue
-        yield head, plan
 
 
 def _names_on_disk(checkpoint: Checkpoint) -> Callable[[str], str]:

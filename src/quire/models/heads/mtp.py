@@ -8,18 +8,26 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from quire.attention import StepInputs
-from quire.config.speculation.mtp import MTPDraft
+from quire.config import Checkpoint, ModelSpec, TensorInfo
+from quire.config.speculation.mtp import MTPDraft, stored_mtp
+from quire.errors import ConfigError
 from quire.layers import LayerFactory, TokenColumns
-from quire.models.causal_lm import HasMTP
-from quire.models.loader import fill_model, fill_with_noise
+from quire.models.causal_lm import CausalLM, HasMTP
+from quire.models.loader import fill_model, fill_with_noise, match_layers
+from quire.models.weight_map import WeightTarget
+from quire.ops import OpSet
 
-__all__ = ["MTPHead", "load_mtp"]
+__all__ = ["MTPHead", "load_mtp", "stored_layers"]
+
+_log = logging.getLogger("quire.models")
 
 
 class MTPHead:
@@ -97,3 +105,26 @@ def load_mtp(
     else:
         fill_model(head, draft.folder, draft.checkpoint, dtype, replaced)
     return head
+
+
+def stored_layers(
+    spec: ModelSpec,
+    folder: Path,
+    ops: OpSet,
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    make: LayerFactory,
+) -> Iterator[tuple[MTPHead, list[tuple[TensorInfo, WeightTarget]]]]:
+    """Yield the MTP layers that the files of a model have, empty, and what on disk goes where in
+    each. One that the model's family does not explain is left out, with a warning."""
+    if not isinstance(model, HasMTP):
+        return
+    for draft in stored_mtp(spec, folder, checkpoint):
+        assert draft.checkpoint is not None, "it is stored"
+        head = MTPHead(draft, make, model, TokenColumns(ops))
+        try:
+            plan = match_layers(head, folder, draft.checkpoint)
+        except ConfigError as error:
+            _log.warning("the layer %s* is left out: %s", draft.start, error)
+            continue
+        yield head, plan
