@@ -46,7 +46,8 @@ def convert_model(
     plain_head: bool = False,
     rotate: bool = True,
 ) -> None:
-    """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`.
+    """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`; of a GGUF
+    file the language model alone.
 
     Plain tensors become bfloat16; with `quantization`, the matrices that it quantizes are stored so
     in the format of compressed-tensors, and loading gives what that setting gives for the
@@ -62,7 +63,6 @@ def convert_model(
     if out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies within {folder}; name a folder beside it")
     spec = replace(read_model_spec(folder), dtype=DTYPE)
-    # Of a GGUF model the language model alone is written.
     images = None if is_gguf(folder) else find_images(folder, spec, EngineSettings())
     spec = replace(spec, images=images)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -115,7 +115,7 @@ def _nested_config(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
             part = cast("dict[str, Any]", section)
             known = {name: value for name, value in stated.items() if name in part}
             plain = {name: value for name, value in part.items() if name not in _ON_STORAGE}
-            config[key] = plain | (stated if section is text else known)
+            config[key] = {**plain, **(stated if section is text else known)}
     return {key: value for key, value in config.items() if key not in _ON_STORAGE} | dict(stated)
 
 
