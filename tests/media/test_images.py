@@ -105,7 +105,7 @@ def test_paths_and_token_ids(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_images_by_name(llm: LLM) -> None:
-    """As `multi_modal_uuids` and `uuid` of vLLM: a name stands for the image that had it before."""
+    """`multi_modal_uuids` and `uuid` of vLLM: a name stands for the image that had it before."""
     first, second, text = picture(50, 60), picture(60, 50, seed=1), f"A {IMAGE} and {IMAGE} B"
     prompt = {**asked(text, first, second), "multi_modal_uuids": {"image": ["one", None]}}
     (wanted,) = llm.generate(asked(text, first, second), GREEDY, use_tqdm=False)

@@ -48,7 +48,8 @@ def convert_model(
     plain_head: bool = False,
     rotate: bool = True,
 ) -> None:
-    """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`.
+    """Write the checkpoint `folder`, which may be a GGUF file, into the new folder `out`; of a GGUF
+    file the language model alone.
 
     Plain tensors become bfloat16; with `quantization`, the matrices that it quantizes are stored so
     in the format of compressed-tensors, and loading gives what that setting gives for the
@@ -128,7 +129,7 @@ def _nested_config(folder: Path, stated: Mapping[str, Any]) -> dict[str, Any]:
             part = cast("dict[str, Any]", section)
             known = {name: value for name, value in stated.items() if name in part}
             plain = {name: value for name, value in part.items() if name not in _ON_STORAGE}
-            config[key] = plain | (dict(stated) if section is text else known)
+            config[key] = {**plain, **(stated if section is text else known)}
     return {key: value for key, value in config.items() if key not in _ON_STORAGE} | dict(stated)
 
 

@@ -122,7 +122,11 @@ def _model(
         arena = CaptureArena(capture_bytes(draft.spec, 0, most))
         graph = SizedGraph.captured(draft.model, inputs, draft.team, arena, most, max_rows)
     steps = MixedSteps(draft.model, inputs, graph, draft.given, arena)
-    return ModelDrafter(steps, rows, blocks, num_computed, draw, most)
+    images = settings.spec.images
+    media_token = 0 if images is None else images.token_id
+    return ModelDrafter(
+        steps, rows, blocks, num_computed, draw, most, draft.spec.vocab_size, media_token
+    )
 
 
 def _group(layout: KVLayout) -> int:

@@ -27,8 +27,8 @@ _UP, _DOWN = "ffn_up", "ffn_down"
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a file says, as the files of a folder would. vision: `vision_config`. more: other values
-    of config.json. processor: values of preprocessor_config.json."""
+    """Settings of a file, by their names in the files of a folder. vision: `vision_config`. more:
+    other values of config.json. processor: values of preprocessor_config.json."""
 
     vision: Mapping[str, Any]
     processor: Mapping[str, Any]
@@ -215,8 +215,8 @@ class ProjectorFile:
 def open_projector(
     file: Path, projectors: Mapping[str, Projector]
 ) -> tuple[ProjectorFile, Projector]:
-    """Read the header of a file. projectors: those that are known, by their names. Raises
-    ConfigError for another file, and for an encoder that quire does not know."""
+    """Read the header of a file. projectors: known ones, by their names. Raises ConfigError for
+    another file, and for an encoder that quire does not know."""
     opened = ProjectorFile(read_gguf_header(file))
     found = projectors.get(opened.kind)
     if found is None:

@@ -37,7 +37,7 @@ _SHARED = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-_WINDOW_SIZE = 112
+_WINDOW = 112
 _QWEN2_5 = {
     **_SHARED,
     "depth": 32,
@@ -45,7 +45,7 @@ _QWEN2_5 = {
     "hidden_act": "silu",
     "intermediate_size": 3420,
     "patch_size": 14,
-    "window_size": _WINDOW_SIZE,
+    "window_size": _WINDOW,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
 _QWEN3 = {
@@ -365,7 +365,7 @@ def _stated_by_qwen2_5(file: ProjectorFile) -> Stated:
     is_split = "v.blk.0.attn_q.weight" in file.header.tensors
     return _stated(
         file,
-        window_size=file.size("window_size", _WINDOW_SIZE),
+        window_size=file.size("window_size", _WINDOW),
         fullatt_block_indexes=list(range(every - 1, depth, every)),
         **({QKV_LAYOUT: "split"} if is_split else {}),
     )

@@ -32,7 +32,7 @@ FETCH_THREADS = 4
 """Most images of a prompt that are fetched at once."""
 
 NAMED_BYTES = 1 << 28
-"""Bytes of images that a program has named: as they were given, or of their pixels."""
+"""Most bytes of the images that a program has named, in files or in pixels."""
 
 MOST_PATCHES = 16
 """Patches of a token that a grid may claim."""

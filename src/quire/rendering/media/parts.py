@@ -109,8 +109,8 @@ def _named(
 
 
 def _of_images(data: object, field: str, what: str) -> object:
-    """Return what a field of a prompt has for images; None if it has nothing. what: what stands
-    there for one."""
+    """Return what a field of a prompt has for images; None if it has nothing. what: noun for one
+    of them."""
     if data is None:
         return None
     if not isinstance(data, Mapping):

@@ -168,13 +168,19 @@ class ModelDrafter(LayerDrafter):
         num_computed: Slots,
         draw: DraftDraws,
         max_tokens: int,
+        vocab_size: int,
+        media_token: int,
     ) -> None:
-        """steps: forwards of the draft model. Other arguments: see `LayerDrafter`."""
+        """steps: forwards of the draft model. vocab_size: number of its tokens; ids from there on
+        are of media, and are read as `media_token`. Other arguments: see `LayerDrafter`."""
         super().__init__(rows, blocks, steps.build, num_computed, draw, max_tokens)
         self._steps = steps
+        self._vocab_size, self._media_token = vocab_size, media_token
 
     def forward(self, slots: Slots, starts: Slots, counts: Slots) -> torch.Tensor:
         inputs = self.inputs_of(slots, starts, counts)
+        if self.rows.media:
+            inputs.token_ids.masked_fill_(inputs.token_ids >= self._vocab_size, self._media_token)
         step = replace(inputs.step, wanted_tokens=inputs.last_token)
         hidden = self._steps.forward(inputs.token_ids, inputs.positions, step)
         return self._steps.logits(hidden)
