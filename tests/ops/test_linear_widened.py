@@ -131,7 +131,7 @@ def test_any_number_of_inputs(depth: int) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_reference_is_the_definition(form: str) -> None:
-    """Of all providers, with and without a gate. Turns red when a provider or the reference takes
+    """All providers, with and without a gate. Turns red when a provider or the reference takes
     8 bits anyway, or gives other rows of an embedding."""
     generator = torch.Generator().manual_seed(3)
     op, weights = weights_of(generator, form, 48, 2)

@@ -131,8 +131,8 @@ _OF_INTEGERS = (LINEAR_INT8.name, LINEAR_INT4.name, LINEAR_BLOCKS.name)
 class OpSet:
     """The chosen callable of each operation; contracts are the docstrings of `quire.ops.<name>`.
 
-    chosen: provider name by operation, for the start-up report. activation_bits: those with which
-    layers of stored integers multiply.
+    chosen: provider name by operation, for the start-up report. activation_bits: bits of
+    activations in products with stored integers.
     """
 
     paged_attention: Callable[..., torch.Tensor]
@@ -215,7 +215,8 @@ class OpSet:
 
 
 def _plain_partial(linear: Callable[..., PackedMatrix], *args: Any, **kwargs: Any) -> PlainPartial:
-    """Pack some inputs of a matrix. args: those of `linear`, with the bias of the whole last."""
+    """Pack some inputs of a matrix. args: arguments of `linear`, the last
+    of which is the bias of the whole."""
     *weight, bias = args
     return PlainPartial(linear(*weight, None, **kwargs), bias)
 

@@ -329,7 +329,7 @@ void unpack_column(const BlockShape& shape, const uint8_t* packed, int64_t c, fl
   }
 }
 
-// Panels of a packed matrix as floats. power: as LinearCall's scale.
+// Panels of a packed matrix as floats. power: see LinearCall::scale.
 template <class K>
 struct BlockPanels {
   const uint8_t* packed;

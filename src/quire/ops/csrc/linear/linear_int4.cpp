@@ -165,7 +165,7 @@ void unpack_group(const Int4Table& table, int64_t id, int64_t g, E* out) {
   }
 }
 
-// Panels of a packed matrix as floats. factor: multiplied with weights.
+// Panels of a packed matrix as floats. factor: number to multiply by.
 struct Int4Panels {
   Int4Table table;
   Outputs outputs;

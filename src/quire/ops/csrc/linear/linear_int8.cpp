@@ -150,7 +150,7 @@ using Int8 = Int8Tiles;
 using Int8 = Int8Format;
 #endif
 
-// Panels of a packed matrix as floats. scale: as in LinearCall. factor: multiplied with weights.
+// Panels of a packed matrix as floats. scale: see LinearCall. factor: number to multiply by.
 struct Int8Panels {
   const uint8_t* packed;
   const float* scale;

@@ -15,8 +15,8 @@ NaN or infinity gives NaN, and no other row notices. A provider gives a row the 
 rows share the call and whatever the number of threads. `rows(ids)` gives scale · (weight - zero),
 rotated back, rounded once from float32 to `dtype`. As a `PartialMatrix`, which a provider may lack,
 its partial sums are the float32 sums of its groups times the power of two of the output; those of a
-cut matrix are added in another order than the whole adds them. activation_bits: as in
-`linear_int8`.
+cut matrix are added in another order than the whole adds them. activation_bits has
+the meaning of that in `linear_int8`.
 
 Raises EngineError when the shapes break this contract or a value needs more than 4 bits.
 Groups along the inputs: ZeroQuant (Yao et al., 2022), section 4.1; 4-bit weights with zero points:

@@ -34,7 +34,7 @@ Widening widening_of(const P& panels) {
 
 constexpr int32_t kIntegers = -1;  // in place of a weight_dtype: x becomes integers instead
 
-// Computes y = x Wᵀ + b with weights rounded to `weight_dtype`. x and y: as in dispatch_result().
+// Computes y = x Wᵀ + b with weights rounded to `weight_dtype`. x and y: see dispatch_result().
 // rotation: inputs of a block that are rotated, divided by rotation_part() and rounded to the type
 // of x before; 1 for none. Returns 0, 1 for an unknown type, 2 without memory for scratch.
 int multiply_widened(const Problem& problem, const Widening& widening, int64_t rotation,
