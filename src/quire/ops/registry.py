@@ -270,6 +270,7 @@ def build_op_set(
     return OpSet(
         **{name: call for name, (_, call) in picked.items()},
         chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),
+        activation_bits=8,
     )
 
 
