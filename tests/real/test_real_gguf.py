@@ -106,8 +106,8 @@ def _greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def test_activations_of_16_bits_give_the_tokens_of_transformers(smollm2: Path) -> None:
-    """32 greedy tokens of ten questions, in one batch, from integers that stay in memory. With
-    activations of 8 bits some differ (benchmarks/quality/first_tokens.py)."""
+    """32 greedy tokens of ten questions, in one batch, from integers that stay in memory.
+    `benchmarks/quality/first_tokens.py` measures what 8 bits change."""
     settings = {"activation_bits": 16, "dtype": "float32", "max_model_len": 256}
     with LLM(str(smollm2), quiet=True, num_kv_blocks=256, **settings) as llm:
         params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

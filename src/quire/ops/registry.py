@@ -271,6 +271,7 @@ def build_op_set(
     return OpSet(
         **calls,
         chosen=MappingProxyType({name: provider for name, (provider, _) in picked.items()}),
+        activation_bits=8,
     )
 
 
