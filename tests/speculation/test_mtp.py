@@ -255,16 +255,16 @@ def guesses_of(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     quantization: str | None = None,
-    **more: torch.Tensor,
+    replaced: Tensors | None = None,
 ) -> Watched:
-    """Guesses after some prompts. more: weights to replace, by name."""
+    """Guesses after some prompts. replaced: weights to replace, by name."""
     eager_policy(monkeypatch)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     asked = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:3]]
     with small_engines(str(folder), **SETTINGS, speculative_config=MTP) as make:
         llm = make(quantization=quantization)
-        if more:
-            llm.update_weights(more)
+        if replaced:
+            llm.update_weights(replaced)
         watched = Watched(llm)
         llm.generate(asked, greedy, use_tqdm=False)
     return watched
@@ -306,7 +306,7 @@ def test_replaced_weights_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     oracle = write_mtp("deepseek_v3", tmp_path, LONG)
     name = f"{START}eh_proj.weight"
     before = guesses_of(tmp_path, monkeypatch)
-    changed = guesses_of(tmp_path, monkeypatch, **{name: -oracle.tensors[name]})
+    changed = guesses_of(tmp_path, monkeypatch, replaced={name: -oracle.tensors[name]})
     change_tensors(tmp_path, lambda tensors: {**tensors, name: -tensors[name]})
     assert guesses_of(tmp_path, monkeypatch).seen == changed.seen
     assert changed.seen != before.seen
