@@ -63,7 +63,7 @@ def convert_model(
         raise ConfigError(f"quantization cannot be {quantization!r}. Give one of: {known}.")
     with new_checkpoint(folder, out) as partial:
         spec = replace(read_model_spec(folder), dtype=DTYPE)
-        # Of a GGUF model the language model alone is written.
+        # The language model alone is written where the model is a GGUF file.
         images = None if is_gguf(folder) else find_images(folder, spec, EngineSettings())
         spec = replace(spec, images=images)
         from quire.models.convert import NamedFormats, convert_weights

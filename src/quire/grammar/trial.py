@@ -64,9 +64,11 @@ TOO_MUCH = (
 
 _LENGTH = struct.Struct("<I")
 
-_CHILD = f"import os; os.nice(19); from {__name__} import serve_trials; serve_trials()"
-"""Its imports have the lowest priority too. It is in the session of its parent: Linux gives each
-session an equal share of the processors (autogroup, sched(7)), and counts priorities within it."""
+_CHILD = f"import os; os.nice(10); from {__name__} import serve_trials; serve_trials()"
+"""Its imports have the lower priority too: a tenth of a processor beside a busy engine, where the
+lowest priority has a seventieth and a start takes minutes. It is in the session of its parent: Linux
+gives each session an equal share of the processors (autogroup, sched(7)), and counts priorities
+within it."""
 
 
 _UNASKED = "no tokenizer"

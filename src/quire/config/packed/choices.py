@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.config.model_spec import ModelSpec
 from quire.config.packed.layout import PackedLayout
 from quire.config.packed.table_format import TableFormat
 from quire.config.quantization import choose_format
-from quire.config.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from quire.config.settings import EngineSettings
 
 __all__ = [
     "ActivationBits",
