@@ -65,8 +65,8 @@ TOO_MUCH = (
 _LENGTH = struct.Struct("<I")
 
 _CHILD = f"import os; os.nice(10); from {__name__} import serve_trials; serve_trials()"
-"""Its imports have the lower priority too: a tenth of a processor beside a busy engine, where the
-lowest priority has a seventieth and a start takes minutes. It is in the session of its parent: Linux
+"""Its imports have a lower priority too: a tenth of a processor beside a busy engine, where the
+lowest one has a seventieth and a start takes minutes. It is in the session of its parent: Linux
 gives each session an equal share of the processors (autogroup, sched(7)), and counts priorities
 within it."""
 
