@@ -364,6 +364,7 @@ def test_sessions_and_pins_outlive_their_server(
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached >= session["tokens"] - 1
         assert turn(two, "And mine?")["usage"]["prompt_tokens"] < found["usage"]["prompt_tokens"]
+        wait_for(lambda: one.get("/cache").json()["pins"], "pins in the figures of each second")
         reading = one.get("/cache").json()
         assert reading["pins"] and reading["pinned"]
         assert one.delete("/admin/sessions/trip").status_code == 200
