@@ -1,4 +1,4 @@
-"""Data of the plots of docs/benchmarks.md, read from the committed results and from nothing else.
+"""Data of the plots of the documentation, read from the committed results and from nothing else.
 
 A plot is panels side by side, a panel is series over common axes; `plots.py` draws them.
 """
@@ -271,6 +271,20 @@ def _vllm_server() -> Panel:
     )
 
 
+def grpo() -> Plot:
+    source, size = "grpo.json", 10
+    figures = json.loads((RESULTS / source).read_text(encoding="utf-8"))["figures"]
+    rewards: list[float] = figures["reward"]["values"]
+    places = range(0, len(rewards) - size + 1, size)
+    means = Series(
+        "reward",
+        tuple(float(place + size) for place in places),
+        tuple(sum(rewards[place : place + size]) / size for place in places),
+    )
+    panel = Panel("GRPO on the bundled model", "step", f"reward, mean of {size} steps", (means,))
+    return Plot(source, (panel,))
+
+
 PLOTS: Mapping[str, Callable[[], Plot]] = {
     "peers": peers,
     "block_sharing": block_sharing,
@@ -278,5 +292,6 @@ PLOTS: Mapping[str, Callable[[], Plot]] = {
     "shared_prefix": shared_prefix,
     "policies": policies,
     "kv_waste": kv_waste,
+    "grpo": grpo,
 }
 """Plots by the name of their file in docs/plots."""

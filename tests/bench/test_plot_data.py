@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks.md: all that they show is in the committed results."""
+"""The plots of the documentation: all that they show is in the committed results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("peers", "block_sharing", "recovery", "shared_prefix", "policies", "kv_waste")
+NAMES = ("peers", "block_sharing", "recovery", "shared_prefix", "policies", "kv_waste", "grpo")
 
 
 @pytest.fixture
@@ -36,11 +36,12 @@ def test_a_plot_reads_the_committed_results(plot_data: Any, name: str) -> None:
 
 def test_every_plot_is_drawn_and_shown(plot_data: Any) -> None:
     """Turns red when a plot is not committed, or its page does not show it."""
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    pages = ("benchmarks.md", "training.md")
+    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages)
     assert tuple(plot_data.PLOTS) == NAMES
     drawn = {path.stem for path in (ROOT / "docs" / "plots").glob("*.svg")}
     assert drawn == set(NAMES)
-    assert all(f"(plots/{name}.svg)" in page for name in NAMES)
+    assert all(f"(plots/{name}.svg)" in text for name in NAMES)
 
 
 def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
