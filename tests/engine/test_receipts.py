@@ -317,16 +317,16 @@ def test_another_model_is_named(
     "settings",
     [
         {"dtype": "bfloat16"},
-        {"quantization": "int8"},
+        {"quantization": "int8", "activation_bits": 16},
         {"kv_cache_dtype": "bfloat16"},
         {"logprobs_mode": "processed_logprobs"},
     ],
 )
-def test_another_setting_is_named(make: Maker, settings: dict[str, str]) -> None:
+def test_another_setting_is_named(make: Maker, settings: dict[str, Any]) -> None:
     llm = make()
     wanted = one(llm)
     llm.shutdown()
-    (name,) = settings
+    name = next(iter(settings))
     assert replay(make(**settings), wanted).startswith(f"engine.{name} is ")
 
 
