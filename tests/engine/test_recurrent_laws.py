@@ -443,3 +443,23 @@ def test_a_reset_leaves_pinned_states() -> None:
     engine.check({handle: ([*SYSTEM, 9], 0, 0)})
     assert engine.num_cached[handle] == 144
     engine.core.check_invariants()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_pin_holds_the_state_of_another_pin(is_reset: bool) -> None:
+    """Fault: the state has the name of another tenant, or none, so that the second pin fails as
+    often as it is asked for."""
+    engine = chat(num_checkpoints=8)
+    (first,) = engine.add(SYSTEM, max_tokens=1, pin_seconds=1e9, pin_is_shared=True)
+    engine.run()
+    if is_reset:
+        engine.core.control(ResetPrefixCache(False), engine.now)
+    (second,) = engine.add([*SYSTEM, 9], max_tokens=1, pin_seconds=1e9, salt="other")
+    engine.run()
+    assert engine.finished[second].reason is FinishReason.LENGTH, engine.finished[second].message
+    pins = engine.core._scheduler.state.pins  # pyright: ignore[reportPrivateUsage]
+    assert pins.release(first)
+    (handle,) = engine.add([*SYSTEM, 9, 8], salt="other")
+    engine.check({handle: ([*SYSTEM, 9, 8], 0, 0)})
+    assert engine.num_cached[handle] == 144
+    engine.core.check_invariants()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from quire.config.speculation.mtp import MTPDraft
 from quire.engine.convert import convert_model
 from quire.errors import ConfigError
 from quire.lora.request import LoRARequest
+from quire.runner.drafting.model import LayerDrafter
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
 from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling
@@ -143,6 +145,30 @@ def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> N
     same(run(llm), expected)
     assert totals(llm).accepted > 30
     same(run(llm), expected)
+
+
+@pytest.mark.parametrize("written", FAMILIES[:1], indirect=True)
+def test_ranks_forget_drafts_that_one_could_not_make(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: one rank goes on from entries of the layer that another has not, so that the sums of
+    the next guess are of different tokens, and ranks end up with different drafts."""
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1}
+    llm = make(**ranks, speculative_config=MTP)
+    eager_policy(monkeypatch)
+    count, turns = LayerDrafter._count, itertools.count()
+
+    def breaks(drafter: LayerDrafter, *entries: Any) -> None:
+        if next(turns) % 5 == 1:
+            raise RuntimeError("out of luck")
+        count(drafter, *entries)
+
+    monkeypatch.setattr(LayerDrafter, "_count", breaks)  # of the rank in this process
+    found = run(llm, PROMPTS[:2])
+    assert next(turns) > 10
+    monkeypatch.setattr(LayerDrafter, "_count", count)
+    same(run(llm, PROMPTS[:2]), found)
+    assert totals(llm).accepted > 10
 
 
 def test_adapters_change_answers_and_no_guess(

@@ -138,7 +138,7 @@ class PinnedPrefixes:
         if not (has_room and self._has_room_for_state(len(prompt))):
             message = "others were pinned meanwhile, and no more may be: unpin one and pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
-        checkpoint = self._kv.state_within(sequence.names, len(prompt))
+        checkpoint = self._state_after(sequence, len(prompt))
         if checkpoint is None and self._needs_state(len(prompt)):
             message = "its recurrent state was replaced before it was pinned: pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
@@ -155,6 +155,20 @@ class PinnedPrefixes:
             key=key,
         )
         return finish
+
+    def _state_after(self, sequence: Sequence, num_tokens: int) -> int | None:
+        """Return the checkpoint at the last place within so many tokens where a prefix can end: by
+        its name, or that of a pin that ends there. A pin's may have another tenant's name, or none
+        after a reset, and a sequence that starts from it saves no other."""
+        found = self._kv.state_within(sequence.names, num_tokens)
+        if found is not None or self._kv.states is None:
+            return found
+        usable = self._num_usable(num_tokens)
+        fitting = (
+            pin for pin in self._pins.values() if _starts_with(sequence.token_ids, pin, sequence)
+        )
+        alike = (pin for pin in fitting if self._num_usable(len(pin.token_ids)) == usable)
+        return next((pin.held.checkpoint for pin in alike), None)
 
     def _equal(self, key: str) -> _Pin | None:
         return next((pin for pin in self._pins.values() if pin.key == key), None)

@@ -106,6 +106,7 @@ class LayerDrafter(ABC):
                 self._has_warned = True
                 warn_of_failure()
             self._without(slots, np.ones(len(slots), np.bool_))
+            self._blocks.cut(slots, starts, self._ends)  # ranks that came further go on alike
 
     def inputs_of(self, slots: Slots, starts: Slots, counts: Slots) -> ModelInputs:
         """Gather the inputs of a forward over these entries."""
