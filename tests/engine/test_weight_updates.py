@@ -10,21 +10,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams, SchedulingParams
 from quire.bundled import bundled_model_path
+from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.process_client import ProcessEngineClient, _with_later
 from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
+from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import AdminOp, Inspect, LoadWeights, Pause, Resume, Sleep, Wake
 from quire.protocol.outputs import WeightHistory, WeightVersionSpan
-from quire.protocol.request import Weights
+from quire.protocol.request import (
+    EMPTY_HANDLES,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SequenceFinish,
+    Weights,
+    WholeSequence,
+)
 from quire.protocol.status import EngineState
+from quire.protocol.step import no_ints
 from quire.server.generation.weight_updates import WeightUpdates
 from quire.server.requests.weight_bodies import WeightUpdateInfo
 from quire.worker import worker
@@ -142,6 +154,38 @@ def test_histories_of_weights() -> None:
     assert history.spans(8)[1:] == [WeightVersionSpan("b", 6, 8)] and history.only is None
     history.came_whole()
     assert history.spans(8) == [] and history.only is None
+
+
+def test_beams_say_which_weights_made_them() -> None:
+    """Fault: nothing but the sequences of a search tells of new weights, and nobody looks there."""
+    rules = BeamSearchParams(beam_width=2, max_tokens=4)
+    params = rules.sampling.clone(deterministic=True)
+    with LLM(**SMALL) as llm:
+        llm.update_weights(changed_tensors(), "step-7")
+        prompt = llm.engine.renderer.render_prompt({"prompt_token_ids": PROMPT})
+        output = llm.llm_engine.add(prompt, params, SchedulingParams(), rules.rules)
+        while not output.finished:
+            llm.llm_engine.run_step()
+    assert len(output.outputs) == 2
+    for each in output.outputs:
+        assert each.weight_versions == [WeightVersionSpan("step-7", 0, len(each.token_ids))]
+    assert output.receipt is not None and output.receipt.evidence.weights_version == "step-7"
+
+
+@pytest.mark.parametrize("begun_with", [None, Weights("1", "a")], ids=["old", "new"])
+def test_searches_of_a_server_say_which_weights_made_them(begun_with: Weights | None) -> None:
+    new, ids = Weights("1", "a"), np.array([4, 5], np.int32)
+    client = OpenRequests(lambda _: 0, max_replays=1)
+    params = SamplingParams(max_tokens=2)
+    request = EngineRequest("search", 0, ids, params, 1, beams=BeamRules(2))
+    stream = client.open(request, lambda _: None)
+    first = EngineOutput(EMPTY_HANDLES, no_ints(), num_cached_tokens={0: 0}, weights=begun_with)
+    client.take(first)
+    whole = SequenceFinish(0, FinishReason.LENGTH, whole=WholeSequence(ids, -1.0))
+    client.take(EngineOutput(EMPTY_HANDLES, no_ints(), finished=(whole,), weights=new))
+    assert stream.weights(0).only == begun_with
+    known = [WeightVersionSpan("1", 0, 2)]
+    assert stream.weights(0).spans(2) == (known if begun_with == new else [])
 
 
 def fake_replicas(size: int = 2, breaks_weights: int = -1) -> Any:
