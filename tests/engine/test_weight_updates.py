@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -279,12 +280,15 @@ def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) ->
     with LLM(model=write_changed(tmp_path / "changed"), **SMALL) as other:
         expected, _ = answer(other)
     names = changed_tensors()
+    numbers = [each.view(torch.uint8).numpy().tobytes() for each in names.values()]
     info = WeightUpdateInfo(
         names=list(names),
         dtype_names=[str(each.dtype) for each in names.values()],
         shapes=[list(each.shape) for each in names.values()],
-        tensors=[each.view(torch.uint8).numpy().tobytes() for each in names.values()],
+        tensors=numbers,
     )
+    nan = torch.full_like(next(iter(names.values())), torch.nan).view(torch.uint8).numpy()
+    wrong = msgspec.structs.replace(info, tensors=[nan.tobytes(), *numbers[1:]])
     settings = {"model": str(bundled_model_path()), **SMALL}
 
     async def tokens(client: ProcessEngineClient) -> list[int]:
@@ -296,6 +300,10 @@ def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) ->
             old = await tokens(host.client)
             updates = WeightUpdates(host.client)
             await updates.start()
+            with pytest.raises(RequestError, match="not finite"):
+                await updates.add(wrong, None)
+            folder = host.client.directories[0] / "weights"
+            assert not [*folder.rglob("*.new")], "what is refused takes no room"
             await updates.add(info, None)
             assert await tokens(host.client) == old != expected
             assert await updates.finish(None) == "1"
