@@ -181,6 +181,8 @@ def test_embeddings_are_given_by_their_file(
         kept(llm.generate({"prompt_embeds": embeds}, PARAMS, use_tqdm=False), file)
     status, out, err = replay(capsys, file, "--media", str(rows))
     assert (status, out[:16]) == (0, "equal: 2 answers"), err
+    status, _, err = replay(capsys, file, "--media", str(rows), "--max-image-bytes", "999")
+    assert (status, "more than 999 bytes. Give a larger --max-image-bytes" in err) == (2, True), err
     torch.save(embeds + 1.0, rows)
     status, out, _ = replay(capsys, file, "--media", str(rows))
     assert status == 1
