@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from PIL import Image
 
 from quire import LLM, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.cli.main import main
+from quire.engine.stated_media import is_tensor
 from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
 from tests.engine.test_receipts import forged
@@ -177,10 +181,23 @@ def test_embeddings_are_given_by_their_file(
         kept(llm.generate({"prompt_embeds": embeds}, PARAMS, use_tqdm=False), file)
     status, out, err = replay(capsys, file, "--media", str(rows))
     assert (status, out[:16]) == (0, "equal: 2 answers"), err
+    status, _, err = replay(capsys, file, "--media", str(rows), "--max-image-bytes", "999")
+    assert (status, "more than 999 bytes. Give a larger --max-image-bytes" in err) == (2, True), err
     torch.save(embeds + 1.0, rows)
     status, out, _ = replay(capsys, file, "--media", str(rows))
     assert status == 1
     assert out.startswith("different: text.media is ")
+
+
+def test_images_are_told_from_tensors() -> None:
+    """Fault: a GIF that is 123 pixels high, which is "{" in its ninth byte, is taken for rows."""
+    drawn = io.BytesIO()
+    Image.new("RGB", (5, 123)).save(drawn, "GIF")
+    assert drawn.getvalue()[8:9] == b"{" and not is_tensor(drawn.getvalue())
+    packed = io.BytesIO()
+    torch.save(torch.ones(2, 3), packed)
+    assert is_tensor(packed.getvalue())
+    assert is_tensor(safetensors.torch.save({"rows": torch.ones(2, 3)}))
 
 
 def test_signatures_are_checked_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,21 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams, SchedulingParams
 from quire.bundled import bundled_model_path
+from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.process_client import ProcessEngineClient, _with_later
 from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
+from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import AdminOp, Inspect, LoadWeights, Pause, Resume, Sleep, Wake
 from quire.protocol.outputs import WeightHistory, WeightVersionSpan
-from quire.protocol.request import Weights
+from quire.protocol.request import (
+    EMPTY_HANDLES,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    SequenceFinish,
+    Weights,
+    WholeSequence,
+)
 from quire.protocol.status import EngineState
+from quire.protocol.step import no_ints
 from quire.server.generation.weight_updates import WeightUpdates
 from quire.server.requests.weight_bodies import WeightUpdateInfo
 from quire.worker import worker
@@ -144,6 +157,38 @@ def test_histories_of_weights() -> None:
     assert history.spans(8) == [] and history.only is None
 
 
+def test_beams_say_which_weights_made_them() -> None:
+    """Fault: nothing but the sequences of a search tells of new weights, and nobody looks there."""
+    rules = BeamSearchParams(beam_width=2, max_tokens=4)
+    params = rules.sampling.clone(deterministic=True)
+    with LLM(**SMALL) as llm:
+        llm.update_weights(changed_tensors(), "step-7")
+        prompt = llm.engine.renderer.render_prompt({"prompt_token_ids": PROMPT})
+        output = llm.llm_engine.add(prompt, params, SchedulingParams(), rules.rules)
+        while not output.finished:
+            llm.llm_engine.run_step()
+    assert len(output.outputs) == 2
+    for each in output.outputs:
+        assert each.weight_versions == [WeightVersionSpan("step-7", 0, len(each.token_ids))]
+    assert output.receipt is not None and output.receipt.evidence.weights_version == "step-7"
+
+
+@pytest.mark.parametrize("begun_with", [None, Weights("1", "a")], ids=["old", "new"])
+def test_searches_of_a_server_say_which_weights_made_them(begun_with: Weights | None) -> None:
+    new, ids = Weights("1", "a"), np.array([4, 5], np.int32)
+    client = OpenRequests(lambda _: 0, max_replays=1)
+    params = SamplingParams(max_tokens=2)
+    request = EngineRequest("search", 0, ids, params, 1, beams=BeamRules(2))
+    stream = client.open(request, lambda _: None)
+    first = EngineOutput(EMPTY_HANDLES, no_ints(), num_cached_tokens={0: 0}, weights=begun_with)
+    client.take(first)
+    whole = SequenceFinish(0, FinishReason.LENGTH, whole=WholeSequence(ids, -1.0))
+    client.take(EngineOutput(EMPTY_HANDLES, no_ints(), finished=(whole,), weights=new))
+    assert stream.weights(0).only == begun_with
+    known = [WeightVersionSpan("1", 0, 2)]
+    assert stream.weights(0).spans(2) == (known if begun_with == new else [])
+
+
 def fake_replicas(size: int = 2, breaks_weights: int = -1) -> Any:
     make_supervisor = partial(
         EngineSupervisor,
@@ -235,12 +280,15 @@ def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) ->
     with LLM(model=write_changed(tmp_path / "changed"), **SMALL) as other:
         expected, _ = answer(other)
     names = changed_tensors()
+    numbers = [each.view(torch.uint8).numpy().tobytes() for each in names.values()]
     info = WeightUpdateInfo(
         names=list(names),
         dtype_names=[str(each.dtype) for each in names.values()],
         shapes=[list(each.shape) for each in names.values()],
-        tensors=[each.view(torch.uint8).numpy().tobytes() for each in names.values()],
+        tensors=numbers,
     )
+    nan = torch.full_like(next(iter(names.values())), torch.nan).view(torch.uint8).numpy()
+    wrong = msgspec.structs.replace(info, tensors=[nan.tobytes(), *numbers[1:]])
     settings = {"model": str(bundled_model_path()), **SMALL}
 
     async def tokens(client: ProcessEngineClient) -> list[int]:
@@ -252,6 +300,10 @@ def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) ->
             old = await tokens(host.client)
             updates = WeightUpdates(host.client)
             await updates.start()
+            with pytest.raises(RequestError, match="not finite"):
+                await updates.add(wrong, None)
+            folder = host.client.directories[0] / "weights"
+            assert not [*folder.rglob("*.new")], "what is refused takes no room"
             await updates.add(info, None)
             assert await tokens(host.client) == old != expected
             assert await updates.finish(None) == "1"

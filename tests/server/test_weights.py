@@ -213,6 +213,11 @@ def test_files_of_a_folder_are_an_update_too(http: httpx.Client, weights_folder:
         trainer.post("/finish_weight_update")  # without a body, as vLLM's client
         assert trainer.generate(PROMPTS) == wanted
     trainer.post("/start_weight_update")
+    linked = weights_folder / "linked"
+    linked.mkdir()
+    (linked / "model.safetensors").symlink_to(bundled_model_path() / "model.safetensors")
+    refused = http.post("/update_weights", json={"update_info": {"path": "linked"}})
+    assert refused.status_code == 400 and "is outside" in refused.text, refused.text
     for path, words in (("../x", "is outside"), ("nothing", "nothing"), ("/etc", "is outside")):
         reply = http.post("/update_weights", json={"update_info": {"path": path}})
         assert reply.status_code == 400 and words in reply.text, reply.text

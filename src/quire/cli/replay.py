@@ -97,11 +97,19 @@ def _replayed(
 
 
 def _media(options: argparse.Namespace) -> list[GivenMedia]:
-    from quire.engine.stated_media import GivenMedia
+    from quire.engine.stated_media import GivenMedia, is_tensor
     from quire.rendering.media.attached import attached_bytes
 
-    bounds = image_bounds(options)
-    return [GivenMedia(name, attached_bytes(name, *bounds)) for name in options.media]
+    max_bytes, max_pixels = image_bounds(options)
+    found = [
+        GivenMedia(name, attached_bytes(name, max_bytes, max_pixels)) for name in options.media
+    ]
+    for each in found:
+        if len(each.data) > max_bytes and is_tensor(each.data):  # and so it was cut off
+            raise RequestError(
+                f"{each.name} has more than {max_bytes:,} bytes. Give a larger --max-image-bytes."
+            )
+    return found
 
 
 def _told(receipt: Receipt) -> str:

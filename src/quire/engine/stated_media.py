@@ -49,7 +49,8 @@ def stated_media(receipt: Receipt) -> list[list[StatedRun]]:
 
 def is_tensor(data: bytes) -> bool:
     """Return whether a file has a tensor, of torch.save or safetensors, and no image."""
-    return data[:2] == b"PK" or data[8:9] == b"{"
+    header_bytes = int.from_bytes(data[:8], "little")  # the ninth byte of a GIF may be anything
+    return data[:2] == b"PK" or (data[8:9] == b"{" and header_bytes <= len(data) - 8)
 
 
 @contextmanager

@@ -104,6 +104,10 @@ class WeightHistory:
         if not self._starts or self._starts[-1][1] != weights:
             self._starts.append((num_tokens, weights))
 
+    def begin(self) -> None:
+        """Take in that the first step of the output comes now: nothing was computed before."""
+        self._is_changed = False
+
     def came_whole(self) -> None:
         """Take in that the output came in one piece, as of a beam search: if weights changed while
         it was computed, nobody knows at which token."""

@@ -194,6 +194,12 @@ class EngineOutput:
     weights: Weights | None = None
 
     @property
+    def tells_weights(self) -> bool:
+        """True if it has something that was computed, so that `weights` are those in use."""
+        is_whole = any(each.whole is not None for each in self.finished)
+        return len(self.handles) > 0 or bool(self.num_cached_tokens) or is_whole
+
+    @property
     def num_tokens(self) -> int:
         """New ones, those of whole sequences included."""
         whole = (f.whole for f in self.finished if f.whole is not None)

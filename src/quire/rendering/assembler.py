@@ -151,13 +151,15 @@ class OutputAssembler:
         """Take in what the engine gave. Outputs for sequences that ended before are dropped."""
         update = AssemblerUpdate()
         now = self._clock()
-        if len(output.handles):
+        if output.tells_weights:
             self._use_weights(output.weights or Weights())
         for handle, num_cached in output.num_cached_tokens.items():
             sequence = self._sequences.get(handle)
             # Later samples that run on their own find the prompt of the first one in the cache.
             if sequence is not None and sequence.completion.index == 0:
                 sequence.request.output.num_cached_tokens = num_cached
+                for history in sequence.request.weights:
+                    history.begin()
                 _note_scheduled(sequence.request.output, now)
         for handle, piece in output.prompt_logprobs.items():
             if handle in self._sequences:

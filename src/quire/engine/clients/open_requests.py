@@ -176,7 +176,7 @@ class OpenRequests:
 
     def take(self, output: EngineOutput) -> None:
         """Hand out what a step gave; `announce` tells the readers."""
-        if len(output.handles):
+        if output.tells_weights:
             self._use_weights(output.weights or CHECKPOINT)
         in_core, grown = self._in_core, self._grown
         for handle, num_tokens in output.num_cached_tokens.items():

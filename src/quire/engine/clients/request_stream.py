@@ -98,6 +98,8 @@ class RequestStream:
     def take_num_cached(self, num_tokens: int) -> None:
         if self._num_cached_tokens is None and not self.is_finished:
             self._num_cached_tokens = num_tokens
+            for sample in self.samples:
+                sample.weights.begin()
             self._has_news = True
 
     def take_vector(self, vector: FloatArray) -> None:

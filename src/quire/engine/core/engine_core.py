@@ -430,7 +430,7 @@ class EngineCore:
             return self._held.popleft()
         if self._is_torn:
             self._is_torn = False
-            return self._lose_steps(EngineError("an exception cut it short"))
+            return self._labelled(self._lose_steps(EngineError("an exception cut it short")))
         self._is_torn = True
         output = self._labelled(self._step(now))
         self._is_torn = False

@@ -100,16 +100,26 @@ class WeightUpdates:
             raise RefusedError(
                 "update_info has tensors and a path. Send one of them.", param="update_info"
             )
-        files = await _in_thread(lambda: self._staged(info, weights_folder))
-        await self._client.control(LoadWeights(tuple(map(str, files)), is_trial=True))
-        await _in_thread(lambda: [each.rename(each.with_suffix(_CHECKED)) for each in files])
+        files: list[Path] = []
+        try:
+            await _in_thread(lambda: self._stage(info, weights_folder, files))
+            await self._client.control(LoadWeights(tuple(map(str, files)), is_trial=True))
+            await _in_thread(lambda: [each.rename(each.with_suffix(_CHECKED)) for each in files])
+        except BaseException:
+            await _in_thread(lambda: [each.unlink(missing_ok=True) for each in files])
+            raise
 
-    def _staged(self, info: WeightUpdateInfo, weights_folder: str | None) -> list[Path]:
-        """Return files of tensors that are not part of the update before they get `_CHECKED`."""
+    def _stage(self, info: WeightUpdateInfo, weights_folder: str | None, files: list[Path]) -> None:
+        """Write tensors to files, and list these. They are not part of the update before they get
+        `_CHECKED`."""
         folder = self._folder()
         if info.path is None:
-            return [_written(folder, info)]
-        return [_copied(folder, each) for each in _sources(info.path, weights_folder)]
+            files.append(_new_file(folder))
+            _write(files[0], info)
+            return
+        for source in _sources(info.path, weights_folder):
+            files.append(_new_file(folder))
+            shutil.copyfile(source, files[-1])  # its owner may write it while the engine reads
 
     async def finish(self, version: str | None) -> str:
         """Have the engine compute with the tensors of the update; others stay. Return its version.
@@ -193,7 +203,7 @@ def _new_file(folder: Path) -> Path:
     return folder / f"{time.time_ns():020d}.new"
 
 
-def _written(folder: Path, info: WeightUpdateInfo) -> Path:
+def _write(path: Path, info: WeightUpdateInfo) -> None:
     """Write the tensors of a body to a safetensors file. Raises RefusedError, naming the tensor,
     for what contradicts itself."""
     names, dtypes, shapes = info.names or [], info.dtype_names or [], info.shapes or []
@@ -224,9 +234,7 @@ def _written(folder: Path, info: WeightUpdateInfo) -> Path:
         offsets = [start, start + len(data)]
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": offsets}
         start += len(data)
-    path = _new_file(folder)
     _write_file(path, header, tensors)
-    return path
 
 
 def _write_file(path: Path, header: dict[str, object], tensors: Sequence[bytes]) -> None:
@@ -245,22 +253,15 @@ def _sources(path: str, weights_folder: str | None) -> Sequence[Path]:
             "with --weights-folder, or send the tensors.",
             param="update_info",
         )
-    found = within(Path(weights_folder), path)
-    if found is None:
+    root = Path(weights_folder)
+    found = within(root, path)
+    try:
+        files = () if found is None else (found,) if found.is_file() else find_weight_files(found)
+    except ConfigError as error:
+        raise RefusedError(f"{error}.", param="update_info") from error
+    if not files or any(within(root, str(each)) is None for each in files):  # or a link in it
         raise RefusedError(
             f"path {path[:200]!r} is outside of the folder for weights. Give one in it.",
             param="update_info",
         )
-    if found.is_file():
-        return (found,)
-    try:
-        return find_weight_files(found)
-    except ConfigError as error:
-        raise RefusedError(f"{error}.", param="update_info") from error
-
-
-def _copied(folder: Path, source: Path) -> Path:
-    """Copy a file, since its owner may write it again while the engine reads."""
-    path = _new_file(folder)
-    shutil.copyfile(source, path)
-    return path
+    return files
