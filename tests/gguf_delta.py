@@ -68,7 +68,8 @@ def delta_metadata(a: str, config: Any) -> dict[str, Any]:
     if a not in DELTA:
         return {}
     inner = config.linear_num_value_heads * config.linear_value_head_dim
-    share = config.rope_parameters["partial_rotary_factor"]
+    rotated = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+    third = rotated // 6
     return {
         f"{a}.ssm.conv_kernel": config.linear_conv_kernel_dim,
         f"{a}.ssm.state_size": config.linear_key_head_dim,
@@ -76,8 +77,8 @@ def delta_metadata(a: str, config: Any) -> dict[str, Any]:
         f"{a}.ssm.time_step_rank": config.linear_num_value_heads,
         f"{a}.ssm.inner_size": inner,
         f"{a}.full_attention_interval": 4,
-        f"{a}.rope.dimension_count": int(config.head_dim * share),
-        f"{a}.rope.dimension_sections": [1, 1, 0, 0],
+        f"{a}.rope.dimension_count": rotated,
+        f"{a}.rope.dimension_sections": [rotated // 2 - 2 * third, third, third, 0],
         f"{a}.nextn_predict_layers": 1,
         f"{a}.block_count": config.num_hidden_layers + 1,
     }

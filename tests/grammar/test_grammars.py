@@ -362,7 +362,7 @@ def test_the_child_gives_way_to_its_parent(shared: GuidanceGrammars) -> None:
     assert shared._trial._child is not None
     child = shared._trial._child.pid
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, child) == min(own + 19, 19)
+    assert os.getpriority(os.PRIO_PROCESS, child) == min(own + 10, 19)
     assert os.getsid(child) == os.getsid(0)
     assert os.getpgid(child) != os.getpgid(0)  # Ctrl-C in a terminal is not for it
 
