@@ -43,8 +43,8 @@ class ReferenceModel:
     write in place, as the kernels do, so autograd keeps copies of what they overwrite.
 
     stored: the tensors of the checkpoint that the model reads, by name. A head that is tied to the
-    embedding is none of them. beside: other tensors of the checkpoint: those of layers that guess
-    further tokens, and of an image encoder.
+    embedding is none of them. beside: tensors of layers that guess further tokens, and of an image
+    encoder.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, max_positions: int, max_tokens: int) -> None:
