@@ -110,10 +110,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.group < 2:
         parser.error(f"--group {options.group}: give 2 or more, since answers are compared")
-    torch.set_num_threads(options.threads)
     with LLM(
         options.model, dtype="float32", max_model_len=512, num_threads=options.threads, quiet=True
     ) as llm:
+        torch.set_num_threads(options.threads)  # an engine with kernels leaves torch one
         tokenizer = llm.get_tokenizer()
         prompts = [
             tokenizer.apply_chat_template(

@@ -197,13 +197,25 @@ def beside_streams(
     started = time.perf_counter()
     time.sleep(seconds)
     sent, before = time.perf_counter(), num_encoded(http)
-    asking = threading.Thread(target=ask, args=(http, url), daemon=True)
+    failed: list[BaseException] = []
+
+    def ask_beside() -> None:
+        try:
+            ask(http, url)
+        except BaseException as error:  # noqa: BLE001  raised below
+            failed.append(error)
+
+    asking = threading.Thread(target=ask_beside, daemon=True)
     asking.start()
     until(lambda: num_encoded(http) > before or not asking.is_alive(), "an encoded image")
     encoded = time.perf_counter()
     asking.join(LIMIT_S)
     first = time.perf_counter()
     stream.end()
+    if failed:
+        raise failed[0]
+    if asking.is_alive():
+        raise SystemExit(f"the image had no answer within {LIMIT_S:g} s")
     alone, beside = stream.gaps(started, sent), stream.gaps(sent, encoded)
     prefill = stream.gaps(encoded, first)
     if min(len(alone), len(beside)) < 20:

@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
 from quire.engine.model_front import ModelFront
@@ -74,10 +75,16 @@ def test_logits_processor(example: ModuleType, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("example", ["grpo"], indirect=True)
 def test_grpo(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Turns red when a ratio on policy is not 1, or the trained model cannot be loaded."""
+    """Turns red when a ratio on policy is not 1, the trained model cannot be loaded, or torch has
+    other threads for the gradient than those that were asked for."""
     curve, trained = tmp_path / "curve.json", tmp_path / "trained"
-    sizes = ["--steps", "2", "--group", "2", "--max-tokens", "4", "--threads", "1"]
-    example.main([*sizes, "--output", str(curve), "--save", str(trained)])
+    sizes = ["--steps", "2", "--group", "2", "--max-tokens", "4", "--threads", "2"]
+    num_threads = torch.get_num_threads()
+    try:
+        example.main([*sizes, "--output", str(curve), "--save", str(trained)])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(num_threads)
     figures = json.loads(curve.read_text())["figures"]
     assert figures["largest_ratio_error"]["values"] == [0, 0]
     assert len(capsys.readouterr().out.splitlines()) == len(figures["reward"]["values"]) == 2

@@ -156,6 +156,14 @@ def _write(file: Path, **values: Any) -> Path:
         ),
         (
             {
+                "clip__projector_type": "qwen2.5vl_merger",
+                "clip__vision__n_wa_pattern": 1,
+                "clip__vision__block_count": 1 << 20,
+            },
+            r"block_count is 1048576, but there are 0 tensors",
+        ),
+        (
+            {
                 "clip__projector_type": "qwen3vl_merger",
                 "clip__vision__projection_dim": 32,
                 **{
@@ -189,6 +197,29 @@ def test_files_that_do_not_fit(
     with caplog.at_level(logging.WARNING):
         assert _find(model) is None
     assert "takes no images" in caplog.text
+
+
+def test_unknown_tensors_are_found_before_loading(
+    files: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Turns red when an encoder that nobody named keeps the model from starting."""
+    model = Path(shutil.copy(files[0], tmp_path))
+    renamed = files[1].read_bytes().replace(b"v.post_ln.weight", b"v.post_no.weight")
+    (tmp_path / "mmproj.gguf").write_bytes(renamed)
+    with caplog.at_level(logging.WARNING):
+        assert _find(model) is None
+    assert "'v.post_no.weight' is of no encoder of the type idefics3" in caplog.text
+
+
+def test_an_encoder_of_another_generation_is_refused(tmp_path: Path) -> None:
+    """Both have the tokens, and rows of the same width."""
+    kinds = ("qwen2_5_vl", "qwen3_vl")
+    (older, _), (_, newer) = (
+        write_two_files(write_any_checkpoint(tmp_path / f"{kind}-hf", kind), tmp_path / kind)
+        for kind in kinds
+    )
+    with pytest.raises(ConfigError, match=r"language models of qwen3vl or .* is of qwen2vl"):
+        _find(older, mmproj=str(newer))
 
 
 def test_settings_without_an_effect_are_refused(

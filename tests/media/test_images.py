@@ -140,6 +140,10 @@ def test_images_by_name(llm: LLM) -> None:
             {**asked("", picture(9, 9)), "multi_modal_uuids": {"image": ["a", "b"]}},
             "2 names for 1 images",
         ),
+        (
+            {**asked("", np.zeros((4, 4, 3))), "multi_modal_uuids": {"image": ["a"]}},
+            "give an image of Pillow, bytes, a path or a URL",
+        ),
     ],
 )
 def test_names_that_are_refused(fields: dict[str, Any], wanted: str, llm: LLM) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quire import LLM, CompletionOutput, RequestOutput, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.hooks import PASS, Answer, Unsent, WatchedSequence
 from quire.training import PolicyModel, sampled_log_probs
 from tests.engine.test_laws import has_kernels
+from tests.image_writer import write_any_checkpoint
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.small_engines import SMALL
 
@@ -167,6 +169,19 @@ def test_other_families_keep_their_bits(name: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path / "second"), **{**SMALL, "dtype": "bfloat16"}) as other:
         again = [sampled_log_probs(answer) for answer in answers_of(drawn(other))]
     assert torch.equal(torch.cat(again), old)
+
+
+def test_an_image_encoder_is_saved_as_it_was(tmp_path: Path) -> None:
+    """Turns red when a model that is trained on text alone loses its encoder."""
+    source = write_any_checkpoint(tmp_path / "first", "qwen3_vl")
+    text = {**SMALL, "limit_mm_per_prompt": {"image": 0}}
+    with LLM(str(source), **text) as llm:
+        PolicyModel(llm).save(tmp_path / "second")
+    wanted, found = (
+        load_file(folder / "model.safetensors") for folder in (source, tmp_path / "second")
+    )
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 def test_gradients_are_those_of_float64(llm: LLM) -> None:

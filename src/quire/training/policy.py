@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from quire.config import TensorInfo
+from quire.config.hf import StoredTensor
 from quire.config.hub import resolve_model_folder
 from quire.engine.convert import copy_rest, new_checkpoint
 from quire.errors import ConfigError, RequestError
@@ -123,7 +123,7 @@ class PolicyModel(nn.Module):
         tokenizer and templates of the one that the engine has loaded. quire and transformers read
         it. Raises ConfigError if the folder is there or cannot be written."""
         with new_checkpoint(self._folder, Path(folder)) as partial:
-            weights = {name: _read(info) for name, info in self._reference.drafting.items()}
+            weights = {name: _read(info) for name, info in self._reference.beside.items()}
             for name, weight in self.named_parameters():
                 weights[name] = weight.detach().contiguous()
             save_file(weights, partial / "model.safetensors", {"format": "pt"})
@@ -200,7 +200,7 @@ class _EngineLogProbs(torch.autograd.Function):
         return None, None, *found
 
 
-def _read(info: TensorInfo) -> torch.Tensor:
+def _read(info: StoredTensor) -> torch.Tensor:
     """Return a tensor of a checkpoint in memory."""
     with safe_open(info.file, framework="pt") as opened:
         return opened.get_tensor(info.name)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from quire.attention import GroupInputs, KVPool, LayerCache, ReferenceAttention, StepInputs
 from quire.config import ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
+from quire.config.hf import StoredTensor
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits
 from quire.errors import ConfigError
@@ -42,7 +43,8 @@ class ReferenceModel:
     write in place, as the kernels do, so autograd keeps copies of what they overwrite.
 
     stored: the tensors of the checkpoint that the model reads, by name. A head that is tied to the
-    embedding is none of them. drafting: tensors of layers that guess further tokens.
+    embedding is none of them. beside: tensors of layers that guess further tokens, and of an image
+    encoder.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, max_positions: int, max_tokens: int) -> None:
@@ -64,10 +66,13 @@ class ReferenceModel:
         _, plan = match_weights(spec, folder, self._factory(dtype), checkpoint)
         self.stored: Mapping[str, TensorInfo] = {info.name: info for info, _ in plan}
         self._kept = {info.name: _kept_dtype(target, dtype) for info, target in plan}
-        self.drafting: Mapping[str, TensorInfo] = {
-            info.name: info
-            for info in checkpoint.tensors.values()
-            if info.name.startswith(spec.mtp_layers)
+        drafting = [
+            info for info in checkpoint.tensors.values() if info.name.startswith(spec.mtp_layers)
+        ]
+        self.beside: Mapping[str, StoredTensor] = {
+            part.name: part
+            for info in (*drafting, *checkpoint.others.values())
+            for part in info.stored
         }
         packed = next((info.name for info, _ in plan if info.packed is not None), None)
         if packed is not None:

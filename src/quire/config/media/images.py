@@ -101,9 +101,17 @@ def _read_projector(file: Path, model: Path, spec: ModelSpec) -> ImageSpec:
             f"{file}: makes rows of {width} numbers for a language model of {spec.hidden_size}; "
             "take the file that was published with the model"
         )
-    vocabulary = read_gguf_parts(model).array("tokenizer.ggml.tokens") or ()
+    header = read_gguf_parts(model)
+    vocabulary = header.array("tokenizer.ggml.tokens") or ()
     stated, source = projector.read(opened), str(file)
     ids = projector.token_ids(opened, vocabulary)
+    architecture = header.string("general.architecture")
+    if projector.models and architecture not in projector.models:
+        raise ConfigError(
+            f"{file}: belongs to language models of {' or '.join(projector.models)}, and {model} "
+            f"is of {architecture}; take the file that was published with the model"
+        )
+    projector.tensors(opened)  # which refuses unknown ones before anything is loaded
     vision = {key: value for key, value in stated.vision.items() if value is not None}
     raw = RawConfig({"vision_config": vision, **stated.more, **ids}, source)
     processor = RawConfig(stated.processor, source)

@@ -47,6 +47,7 @@ class Projector:
     the vocabulary has.
     read: reader of the metadata.
     adds_one: tensors that hold the 1 that is added to them.
+    models: values of `general.architecture` of its language models; () for any.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Projector:
     tokens: Mapping[str, tuple[str, ...]]
     read: Callable[[ProjectorFile], Stated]
     adds_one: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     deep: str = ""
     deep_part: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -168,6 +170,17 @@ class ProjectorFile:
             raise ConfigError(
                 f"{self.path}: {_PREFIX}{key} is {found} and must be a positive number; convert "
                 "the model again with a current llama.cpp"
+            )
+        return found
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks. ConfigError for more than the file has tensors."""
+        found, most = self.size("block_count"), len(self.header.tensors)
+        if found > most:
+            raise ConfigError(
+                f"{self.path}: {_PREFIX}block_count is {found}, but there are {most} tensors; "
+                "fetch the file again"
             )
         return found
 

@@ -361,7 +361,7 @@ def _stated(file: ProjectorFile, **more: Any) -> Stated:
 
 def _stated_by_qwen2_5(file: ProjectorFile) -> Stated:
     """Each n-th layer sees the whole image; n is `n_wa_pattern`."""
-    every, depth = file.size("n_wa_pattern"), file.size("block_count")
+    every, depth = file.size("n_wa_pattern"), file.num_blocks
     is_split = "v.blk.0.attn_q.weight" in file.header.tensors
     return _stated(
         file,
@@ -406,6 +406,7 @@ _QWEN2_5_PROJECTOR = Projector(
         "ffn_down": "mlp.down_proj",
     },
     tokens=_TOKENS,
+    models=("qwen2vl",),
     read=_stated_by_qwen2_5,
 )
 _QWEN3_PROJECTOR = Projector(
@@ -422,6 +423,7 @@ _QWEN3_PROJECTOR = Projector(
     deep="visual.deepstack_merger_list.{}.",
     deep_part={"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"},
     tokens=_TOKENS,
+    models=("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"),
     read=_stated_by_qwen3,
 )
 

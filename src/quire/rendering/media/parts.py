@@ -83,7 +83,7 @@ def images_of(prompt: Mapping[str, Any]) -> tuple[ImageSource, ...]:
     if getattr(given, "ndim", 0) == 3 and hasattr(given, "detach"):
         given = list(given)  # rows of several images in one tensor
     items, names = _listed(given), _listed(_of_images(uuids, IMAGE_FIELDS[1], "name"))
-    if names and items in ([], [None]):
+    if names and len(items) < 2 and all(item is None for item in items):
         items = [None] * len(names)
     if names and len(names) != len(items):
         raise RequestError(
