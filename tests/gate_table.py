@@ -239,13 +239,13 @@ GATES = (
         "scheduling",
         ("tests/scheduler/test_*.py", "tests/kv_cache/test_*.py"),
         (*SCHEDULING, "tests/scheduler/**", "tests/kv_cache/**", "tests/kv_subscriber.py"),
-        ("numpy", "msgspec", "hypothesis"),
+        ("numpy", "msgspec", "pyzmq", "hypothesis"),
     ),
     Gate(
         "grammars",
         ("tests/grammar/test_[!r]*.py", "tests/grammar/test_relaxed.py"),
         (*SCHEDULING, "tests/grammar/[!t]*.py", "tests/dialect/models.py"),
-        ("numpy", "hypothesis", "llguidance", "tokenizers", "jsonschema"),
+        ("numpy", "msgspec", "hypothesis", "llguidance", "tokenizers", "jsonschema"),
     ),
     Gate(
         "rendering",
@@ -259,7 +259,7 @@ GATES = (
             *("tests/rendering/**", "tests/gguf_*.py", "tests/dialect/chat_templates.py"),
             *("tests/real/inputs.py", "tests/profiles.py", "tests/pairs.py", "tests/conftest.py"),
         ),
-        ("transformers", "tokenizers", "jinja2", "hypothesis"),
+        ("transformers", "tokenizers", "jinja2", "torch", "numpy", "msgspec", "hypothesis"),
     ),
     Gate(
         "page",

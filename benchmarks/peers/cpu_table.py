@@ -31,8 +31,8 @@ the two is the share of the combined limit, since a step takes at least max(byte
 `--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set, as on a processor
 that has no more.
 
-The last column has the quality of each engine's weights (quality/peer_quality.py), from the
-committed file. A ratio says little where the first engine's is worse.
+The last column has the quality of each engine's weights, if results/peer_quality.json is there
+(quality/peer_quality.py). A ratio says little where the first engine's is worse.
 
 A ratio is that of two engines in the same turn. *idle* is processor time that an engine took while
 others had their turns, in percent of a core.

@@ -21,8 +21,10 @@ import pytest
 from quire.engine.model_front import ModelFront
 from quire.errors import ConfigError
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
+from quire.protocol.status import EngineStatus
 from quire.server.readings.page_recorder import PageRecorder
 from quire.server.readings.timeline import Timeline, TimelineLog
+from quire.server.routes import live
 from quire.server.routes.live import NUM_OPEN, EngineLook, difference, request_rows, run_lengths
 from quire.server.routes.page import FILES
 from quire.server.settings import ServerSettings
@@ -177,27 +179,46 @@ def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
     client.engine.core.shutdown()
 
 
-def test_a_map_that_takes_long_comes_less_often(front: ModelFront) -> None:
-    """Fault: viewers of an engine with many blocks or requests slow its steps."""
-    client = InMemoryClient()
-    maps = 0
-    answer = client.control
+class SlowMaps(InMemoryClient):
+    """A core whose maps say that they took an hour."""
 
-    async def control(op: AdminOp) -> Report:
-        nonlocal maps
-        report = await answer(op)
-        if report.view is not None:
-            maps += 1
-            report = replace(report, view=replace(report.view, took_s=3600.0))
-        return report
+    num_maps = num_restarts = 0
 
-    client.control = control  # type: ignore[method-assign]
+    @property
+    def status(self) -> EngineStatus:
+        return replace(super().status, restarts=self.num_restarts)
+
+    async def control(self, op: AdminOp) -> Report:
+        report = await super().control(op)
+        if report.view is None:
+            return report
+        self.num_maps += 1
+        return replace(report, view=replace(report.view, took_s=3600.0))
+
+
+def test_a_map_that_takes_long_comes_less_often(
+    front: ModelFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: viewers of an engine with many blocks or requests slow its steps, or one slow map
+    stays for hours, even when its core is dead."""
+    client = SlowMaps()
     with (
         running_server(front, client=client) as server,
         waiting.PatientClient(base_url=server.url) as http,
     ):
-        first, later = (http.get("/ui/api/snapshot").json() for _ in range(2))
-        assert maps == 1 and later["blocks"] == first["blocks"] and later["at"] > first["at"]
+
+        def look() -> Any:
+            return http.get("/ui/api/snapshot").json()
+
+        first, later = look(), look()
+        assert later["blocks"] == first["blocks"] and later["at"] > first["at"]
+        assert client.num_maps == 1
+        client.num_restarts = 1
+        waiting.wait_for(lambda: bool(look()) and client.num_maps == 2, "the new core's map")
+        look()
+        assert client.num_maps == 2
+        monkeypatch.setattr(live, "RAREST_MAP_S", 0.0)
+        waiting.wait_for(lambda: bool(look()) and client.num_maps > 2, "the next map")
     client.engine.core.shutdown()
 
 

@@ -40,6 +40,9 @@ NUM_OPEN = 100
 MAP_SHARE = 0.005
 """Share of a core's time that maps may take: with many blocks or requests they come less often."""
 
+RAREST_MAP_S = 60.0
+"""Longest time between two maps: one that took long by chance delays the next no further."""
+
 PATIENCE_S = 0.1
 
 OVERLAP_S, LONGEST_S = 0.5, 60.0
@@ -94,7 +97,9 @@ class EngineLook:
         client, status = backend.client, backend.status
         if client is None or status.capacity is None:
             return
-        every_s = max(max_age_s, self._view.took_s / MAP_SHARE)
+        is_known = status.restarts == self._restarts  # otherwise the map is of a dead core
+        rest_s = min(self._view.took_s / MAP_SHARE, RAREST_MAP_S) if is_known else 0.0
+        every_s = max(max_age_s, rest_s)
         is_due = time.monotonic() - self._asked_s >= every_s
         if is_due and (self._asking is None or self._asking.done()):
             self._asked_s = time.monotonic()
