@@ -16,6 +16,7 @@ from tests.gguf_writer import Tensor, float_tensor, gguf_metadata, gguf_rows, wr
 
 LANGUAGE_MODELS = {
     "smolvlm": "llama",
+    "idefics3": "llama",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     "qwen3_5": "qwen35",
@@ -145,7 +146,7 @@ def _sizes(vision: Any) -> dict[str, Any]:
 def _stated(config: Any, processor: Mapping[str, Any]) -> dict[str, Any]:
     vision = config.vision_config
     match config.model_type:
-        case "smolvlm":
+        case "smolvlm" | "idefics3":
             return {
                 "clip.projector_type": "idefics3",
                 "clip.use_gelu": True,

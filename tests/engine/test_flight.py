@@ -88,7 +88,7 @@ def test_a_core_that_hangs_says_where(folder: Path, caplog: pytest.LogCaptureFix
 
     run(work())
     dump, record = dump_in(folder, "stall")
-    assert "its present step has taken" in dump.reason
+    assert dump.reason.startswith("stall: "), "by its step, or by its silence on a busy machine"
     assert "in _fall" in text_of(dump, "core"), "the function that hangs"
     assert record.doing is Doing.GIVING
     assert dump.mono_ns - record.since > 0.4e9, "for so long"
@@ -167,9 +167,9 @@ def test_stacks_of_the_ranks_are_in_a_dump(folder: Path) -> None:
             core = host.supervisor.pid
             assert core is not None
             (rank,) = children_of(core)
-            os.kill(rank, HANG)
 
             def hangs() -> bool:
+                os.kill(rank, HANG)
                 seen = collect_dump("look", "test", [host.directory])
                 is_idle = read_record(seen.rings[0]).doing is Doing.IDLE
                 return is_idle and "in hang" in text_of(seen, "rank 1")

@@ -27,7 +27,7 @@ from quire.config.settings import EngineSettings
 from quire.config.startup import find_model, plan_startup
 from quire.platform import detect_platform
 
-PLACES = {"smolvlm": IMAGE, "gemma3": GEMMA_BEGIN}
+PLACES = {"smolvlm": IMAGE, "idefics3": IMAGE, "gemma3": GEMMA_BEGIN}
 
 
 def _answers(model: Path, prompts: list[Any], chat: Any, **more: Any) -> list[list[int]]:

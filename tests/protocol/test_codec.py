@@ -54,6 +54,7 @@ from quire.protocol.messages import (
     Welcome,
 )
 from quire.protocol.pins import PinnedPrefix
+from quire.protocol.request import Weights
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.telemetry import EngineStats
 from tests.profiles import machine_settings
@@ -187,7 +188,7 @@ def test_outputs_survive(output: EngineOutput) -> None:
 def test_other_messages_survive() -> None:
     capacity = EngineCapacity(128, 16, 64, 16, 100, 1600, ((None, 16), (128, 48)), True, "fast")
     pin = PinnedPrefix(7, 341, 22, 5, math.inf, "policy.txt", "", is_shared=True, key="k")
-    report = Report("fast ones", "cpu", "invariant", 3, 1, pins=(pin, pin))
+    report = Report("fast ones", "cpu", "invariant", 3, Weights("v", "ab"), pins=(pin, pin))
     answers = (Answer(3, report, "", 1), Answer(4, None, "it sleeps", 2), Probe())
     for message in (Welcome(3, capacity), Refused(7, "too long"), *answers):
         assert FROM_CORE.decode(encode(message)) == message

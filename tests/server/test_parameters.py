@@ -20,7 +20,7 @@ from quire.server.requests.bodies import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    _ParametersOfOpenAI,
+    ParametersOfOpenAI,
 )
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.foreign import IGNORED_FIELDS, NOT_OFFERED, OTHER_NAMES
@@ -37,7 +37,7 @@ def test_the_page_of_parameters_is_up_to_date() -> None:
 
 def test_fields_that_the_server_reads_by_name_have_the_declared_types() -> None:
     """Fault: a body's field is written with another type than its parameter has."""
-    made, written = get_type_hints(_ParametersOfOpenAI), get_type_hints(GenerationRequest)
+    made, written = get_type_hints(ParametersOfOpenAI), get_type_hints(GenerationRequest)
     assert {name: written[name] for name in made} == made
     assert GenerationRequest.__annotations__.keys() & made.keys()
 

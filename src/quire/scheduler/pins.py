@@ -158,8 +158,8 @@ class PinnedPrefixes:
 
     def _state_after(self, sequence: Sequence, num_tokens: int) -> int | None:
         """Return the checkpoint at the last place within so many tokens where a prefix can end. It
-        has the sequence's name there, or is of a pin that ends there. A pin's may have another tenant's name, or none
-        after a reset, and a sequence that starts from it saves no other."""
+        has the sequence's name there, or is of a pin that ends there. A pin's may have another
+        tenant's name, or none after a reset, and a sequence that starts from it saves no other."""
         found = self._kv.state_within(sequence.names, num_tokens)
         if found is not None or self._kv.states is None:
             return found
