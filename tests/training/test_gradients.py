@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from quire.config import read_model_spec
 from quire.config.model_spec import GenericTraits
 from quire.engine.convert import convert_model
 from quire.errors import ConfigError
 from quire.training import ReferenceModel
+from quire.training.reference import KeptWrites
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint
 
 TOLERANCE = 1e-4
@@ -59,6 +61,21 @@ def test_gradients_are_those_of_transformers(case: Case, tmp_path: Path) -> None
     buffers = dict(model.named_buffers())
     mine = {name: each for name, each in found.items() if name not in buffers}
     torch.testing.assert_close(norm_of(mine), norm_of(wanted), rtol=TOLERANCE, atol=0)
+
+
+def test_a_write_frees_no_place_for_another_saved_tensor() -> None:
+    """Turns red when a tensor at the place of a saved one, which was written and freed, is taken
+    for that: without `KeptWrites`, some of these gradients are wrong."""
+    for _ in range(200):
+        leaf = torch.randn(64, requires_grad=True)
+        with torch.enable_grad(), allow_mutation_on_saved_tensors(), KeptWrites():
+            doubled = leaf * 2
+            total = doubled.square().sum()
+            doubled.zero_()
+            del doubled
+            total = total + (leaf * 3).square().sum()
+            (found,) = torch.autograd.grad(total, [leaf])
+        torch.testing.assert_close(found, 26 * leaf.detach())
 
 
 LLAMA = next(case for case in CASES if case.name == "llama")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.attention import GroupInputs, KVPool, LayerCache, ReferenceAttention, StepInputs
 from quire.config import ModelSpec, TensorInfo, read_checkpoint
@@ -26,7 +27,7 @@ from quire.models.loader import match_weights
 from quire.ops import build_op_set, force_isa
 from quire.platform import detect_platform
 
-__all__ = ["ReferenceModel"]
+__all__ = ["KeptWrites", "ReferenceModel"]
 
 DTYPE = "float32"
 CPU = torch.device("cpu")
@@ -111,7 +112,12 @@ class ReferenceModel:
             if not any(places):
                 continue
             chosen = torch.cat([each[each != 0] for each in own])
-            with torch.enable_grad(), _SplitIntoViews(), allow_mutation_on_saved_tensors():
+            with (
+                torch.enable_grad(),
+                _SplitIntoViews(),
+                allow_mutation_on_saved_tensors(),
+                KeptWrites(),
+            ):
                 values = self._values(leaves, part, places)
                 found = torch.autograd.grad(values, inputs, chosen, allow_unused=True)
             for total, each in zip(totals, found, strict=True):
@@ -205,6 +211,30 @@ def _kept_dtype(target: WeightTarget, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which an engine of this dtype keeps a tensor."""
     weights = target.weights
     return weights.part(target.part).dtype if isinstance(weights, DenseWeights) else dtype
+
+
+class KeptWrites(TorchDispatchMode):
+    """Keeps what is written in place until its end. `allow_mutation_on_saved_tensors` of torch 2.13
+    knows a saved tensor by its addresses and its version: without this, one that takes the place of
+    another which was freed meanwhile is taken for that, and the gradient is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        named = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._kept.append(args[place] if place < len(args) else named.get(argument.name))
+        return func(*args, **named)
 
 
 class _SplitIntoViews(TorchFunctionMode):
