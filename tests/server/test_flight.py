@@ -65,7 +65,7 @@ async def test_a_core_that_is_stopped_is_shown_too() -> None:
         again = decode_dump(get(url_of(server) + PATH).content)
     (ring,) = dump.rings
     record = read_record(ring)
-    assert record.pid == core and record.doing is Doing.IDLE
+    assert record.pid == core and record.doing in (Doing.IDLE, Doing.BETWEEN_STEPS)
     events = [(event.kind, event.text) for event in record.events]
     assert (EventKind.ADDED, "the-one") in events
     assert sum(step.ended.tokens for step in record.steps) == 4

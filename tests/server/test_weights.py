@@ -382,7 +382,7 @@ def test_answers_say_which_weights_made_them(http: httpx.Client) -> None:
     update cuts in two, with the tokens of each."""
     trainer = Trainer(http)
     trainer.update(trained(10), "ten")
-    plain = {"prompt": PROMPTS[0], "max_tokens": 4, "ignore_eos": True}
+    plain = {"prompt": PROMPTS[0], "max_tokens": 4, "ignore_eos": True, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True}
     asked = {"return_weight_versions": True}
     tokens = {"token_ids": PROMPTS[0], "sampling_params": {"max_tokens": 4, **asked}}
