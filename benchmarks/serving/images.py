@@ -72,7 +72,7 @@ TEMPLATE = (
 
 
 def write_model(folder: Path) -> None:
-    """The config, the processor, and a tokenizer with the texts around tiles."""
+    """Write the config, the processor, and a tokenizer with the texts around tiles."""
     for name in ("config.json", "preprocessor_config.json"):
         shutil.copy(MODEL / name, folder)
     config = read_json(MODEL / "config.json")
@@ -134,7 +134,7 @@ class Stream:
             self.error = error
 
     def end(self) -> None:
-        """End it. Raises what ended it before."""
+        """End the stream. Raises the error that ended it before, if any."""
         self.is_over = True
         assert self._thread is not None
         self._thread.join(LIMIT_S)
@@ -142,7 +142,7 @@ class Stream:
             raise self.error
 
     def gaps(self, start: float, end: float) -> list[float]:
-        """Milliseconds between tokens, of those that came in a span of time."""
+        """Return the milliseconds between tokens that came in a span of time."""
         pairs = itertools.pairwise(list(self.times))
         return [1000 * (after - before) for before, after in pairs if start <= after <= end]
 
@@ -181,7 +181,7 @@ def ask(http: httpx.Client, url: str) -> None:
 
 
 def num_encoded(http: httpx.Client) -> int:
-    """Images that the engine has looked up; it says so four times a second."""
+    """Return how many images the engine has looked up. It says so four times a second."""
     for line in http.get("/metrics").text.splitlines():
         if line.startswith("vllm:mm_cache_queries_total"):
             return int(float(line.split()[-1]))

@@ -37,7 +37,7 @@ NAMES = {True: "on", False: "off"}
 
 
 def bare_core() -> int:
-    """Be an engine core that notes nothing."""
+    """Run an engine core that notes nothing."""
     from quire.engine.supervision import core_process
     from quire.scheduler.readings.records import Records
     from quire.scheduler.readings.step_log import StepLog
@@ -54,7 +54,7 @@ def bare_core() -> int:
 
 
 def bare_server(port: int, kernels: Sequence[str]) -> int:
-    """Be a server that notes nothing, as `quire serve` is otherwise. kernels: see `kernels_of`."""
+    """Run a server that notes nothing, otherwise `quire serve`. kernels: see `kernels_of`."""
     import numpy as np
 
     from quire.config.settings import EngineSettings

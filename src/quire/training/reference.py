@@ -214,9 +214,9 @@ def _kept_dtype(target: WeightTarget, dtype: torch.dtype) -> torch.dtype:
 
 
 class KeptWrites(TorchDispatchMode):
-    """Keeps what is written in place until its end. `allow_mutation_on_saved_tensors` of torch 2.13
-    knows a saved tensor by its addresses and its version: without this, one that takes the place of
-    another which was freed meanwhile is taken for that, and the gradient is wrong."""
+    """Holds all tensors that are written in place until it ends. `allow_mutation_on_saved_tensors`
+    of torch 2.13 knows a saved tensor by its addresses and its version. Without this it mistakes a
+    new tensor at the address of a freed one for that one, and the gradient is wrong."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Replacements:
     def of(
         cls, tensors: Mapping[str, torch.Tensor], files: tuple[str, ...] | None = None
     ) -> Replacements:
-        """Return them with their digest. Reads every number once."""
+        """Return tensors with their digest. Reads every number once."""
         return cls(tensors, files, _digest(tensors) if tensors else "")
 
 
@@ -63,7 +63,7 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def first_sentence(error: BaseException) -> str:
-    """torch adds advice on its allocator, which is not the user's."""
+    """Return the error without the advice on its allocator that torch adds."""
     return str(error).split(". ")[0].strip()
 
 

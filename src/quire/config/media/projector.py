@@ -62,7 +62,7 @@ class Projector:
     deep_part: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def token_ids(self, file: ProjectorFile, vocabulary: Sequence[str]) -> dict[str, int]:
-        """Return the ids of `tokens` in the language model. ConfigError for one that it has not."""
+        """Return the ids of `tokens` in the language model. ConfigError for one that it lacks."""
         ids = {text: index for index, text in reversed(list(enumerate(vocabulary)))}
         found: dict[str, int] = {}
         for key, texts in self.tokens.items():
@@ -111,7 +111,7 @@ class Projector:
         return found
 
     def _place(self, stem: str, file: ProjectorFile) -> str | None:
-        """Return the name in folders of a layer; None for one that the family has not."""
+        """Return the name in folders of a layer; None for one that the family lacks."""
         block = _BLOCK.fullmatch(stem)
         if block is not None:
             part = block[2]

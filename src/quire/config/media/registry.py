@@ -32,7 +32,7 @@ PROJECTORS = MappingProxyType(
 
 def with_tower(checkpoint: Checkpoint, images: ImageSpec | None) -> Checkpoint:
     """Return the checkpoint with the tensors of an image encoder that has a file of its own, else
-    as it is. Raises ConfigError for a file that is none."""
+    as it is. Raises ConfigError for a file without an image encoder."""
     if images is None or images.file is None:
         return checkpoint
     opened, projector = open_projector(images.file, PROJECTORS)

@@ -26,7 +26,8 @@ class GivenWeights:
 
     def give(self, op: UpdateWeights, load: Callable[[LoadWeights], Report]) -> Report:
         """Have `load` replace weights by those of `op` and those of earlier calls. Raises what it
-        raises, and the tensors are forgotten then. Raises ConfigError for what is no tensor."""
+        raises, and the tensors are forgotten then. Raises ConfigError for a value that is no
+        tensor."""
         tensors: dict[str, torch.Tensor] = read_files(self._files)
         given = {name: as_tensor(name, value) for name, value in op.tensors.items()}
         tensors.update((name, tensor.contiguous()) for name, tensor in given.items())

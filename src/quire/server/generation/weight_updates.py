@@ -167,7 +167,7 @@ class WeightUpdates:
         self._close(needed)
 
     def _close(self, needed: Sequence[str]) -> None:
-        """Let no update be open, and remove all files but those that are needed."""
+        """Close the update, and remove all files but those that are needed."""
         if not self._root.is_dir():
             return
         (self._root / _OPEN).unlink(missing_ok=True)
@@ -199,13 +199,13 @@ def _needed(files: Sequence[str]) -> list[str]:
 
 
 def _new_file(folder: Path) -> Path:
-    """Return a path behind those of all files that were added before."""
+    """Return a path that sorts after all files added before."""
     return folder / f"{time.time_ns():020d}.new"
 
 
 def _write(path: Path, info: WeightUpdateInfo) -> None:
-    """Write the tensors of a body to a safetensors file. Raises RefusedError, naming the tensor,
-    for what contradicts itself."""
+    """Write the tensors of a body to a safetensors file. Raises RefusedError for a body that
+    contradicts itself."""
     names, dtypes, shapes = info.names or [], info.dtype_names or [], info.shapes or []
     tensors = info.tensors or []
     if not len(names) == len(dtypes) == len(shapes) == len(tensors):
