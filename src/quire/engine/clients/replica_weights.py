@@ -19,9 +19,9 @@ __all__ = ["load_everywhere"]
 async def load_everywhere(replicas: Sequence[ProcessEngineClient], op: LoadWeights) -> Report:
     """Have all replicas check the files, then load them.
 
-    Raises EngineUnavailableError, and changes nothing, unless all are ready; and what a replica
-    says that refuses them. If one fails later, all go back to what they had, and EngineError says
-    so; one that cannot at once goes back before it serves again.
+    Raises EngineUnavailableError unless all are ready, and the error of a replica that refuses the
+    files; nothing has changed then. If one fails later, all go back to what they had, and
+    EngineError says so; one that cannot at once goes back before it serves again.
     """
     for number, each in enumerate(replicas):
         if each.status.state is not EngineState.READY:
