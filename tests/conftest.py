@@ -39,11 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def light_collections() -> None:
+def light_collections() -> Iterator[None]:
     """Let the garbage collector skip what lives longer than a file: modules and collected tests are
-    half a million objects, so that tests which collect would spend most of their time there."""
-    gc.collect()
+    half a million objects, so that tests which collect would spend most of their time there. All of
+    it is collected at the end of a file, which is at fault for what it left open; a later file that
+    thaws the objects finds nothing of it."""
     gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
 
 
 @pytest.fixture

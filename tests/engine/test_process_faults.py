@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 
 import pytest
@@ -231,8 +232,10 @@ def test_a_start_without_end_is_ended_and_says_why() -> None:
     async def work() -> None:
         async with hosted(FakeCoreOptions(start_s=WAIT_S), phase_s=0.1, wait=False) as host:
             await until_state(host.client, EngineState.DEAD)
-            assert "killed by SIGKILL, since it has not started" in host.client.status.message
-            assert "'loading'" in host.client.status.message
+            # A busy machine may take longer than the limit before the first phase has a name.
+            named = f"'({CORE_STARTS}|loading)' has taken .* s, 0.1 s are allowed"
+            message = host.client.status.message
+            assert re.search(f"killed by SIGKILL, since it has not started: {named}", message)
 
     run(work())
 
