@@ -126,6 +126,20 @@ def test_images_by_name(llm: LLM) -> None:
     assert chats[0] == chats[1]
 
 
+def test_a_named_image_is_kept_as_it_was(llm: LLM) -> None:
+    """The program may draw on its image of Pillow after it was sent."""
+    image, text = picture(50, 60, seed=8), f"A {IMAGE}"
+    sent = {**asked(text, image), "multi_modal_uuids": {"image": ["drawn"]}}
+    (first,) = llm.generate(sent, GREEDY, use_tqdm=False)
+    encoder = worker_of(llm)._images
+    before = encoder.num_encoded
+    image.paste((255, 0, 0), (0, 0, 50, 60))
+    (again,) = llm.generate(
+        {"prompt": text, "multi_modal_uuids": {"image": ["drawn"]}}, GREEDY, use_tqdm=False
+    )
+    assert tokens(again) == tokens(first) and encoder.num_encoded == before
+
+
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [

@@ -157,7 +157,8 @@ class ImageRenderer:
         return prepared
 
     def _prepared(self, source: ImageSource) -> tuple[NamedImage, object, int]:
-        """Return an image, what it was read from, and the bytes of that."""
+        """Return an image, what it was read from, and the bytes of that. An image of Pillow, which
+        the program may change later, was read from a copy."""
         if isinstance(source.value, RowsSource):
             rows = source.value
             return NamedImage(self._encoded(rows, source.place), source.place), rows, len(rows.data)
@@ -166,8 +167,8 @@ class ImageRenderer:
             num_bytes = len(value)
             image = decode_image(value, source.place, access.max_bytes, access.max_pixels)
         else:
-            num_bytes = value.width * value.height * len(value.getbands())
-            image = plain_image(value, source.place, access.max_pixels)
+            value = image = plain_image(value, source.place, access.max_pixels)
+            num_bytes = image.width * image.height * len(image.getbands())
         try:
             prepared = self._prepare(image, is_low=source.detail == "low")
         except RequestError as error:
