@@ -7,6 +7,7 @@ import base64
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.image_writer import (
     write_vision_checkpoint,
 )
 from tests.server.in_memory import RealClient
-from tests.server.running import RunningServer, running_server
+from tests.server.running import PATIENT, RunningServer, running_server
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 DATA = base64.b64encode(as_bytes(picture(100, 70))).decode()
@@ -70,7 +71,8 @@ def front_of(folder: Path) -> ModelFront:
 @pytest.fixture(scope="module")
 def served(folder: Path, llm: LLM, data_dir: Path) -> Iterator[RunningServer]:
     front = front_of(folder)
-    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir))
+    limits = replace(PATIENT, max_named_images=2)
+    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir), limits=limits)
     with running_server(front, settings, RealClient(llm)) as server:
         yield server
 
@@ -459,6 +461,36 @@ def test_sessions_keep_their_images(http: httpx.Client, route: str) -> None:
         cached = usage.get("cache_read_input_tokens", 0)
         counts.append(usage.get("prompt_tokens", usage.get("input_tokens", 0) + cached))
     assert counts[1] > counts[0] > 10 * TOKENS_PER_TILE
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES])
+def test_a_conversation_over_an_image_that_is_kept_no_more(http: httpx.Client, route: str) -> None:
+    """The error names the part and the image; a turn that sends the image again goes on."""
+    name, is_chat = f"gone {route}", route == CHAT
+    sent: dict[str, Any] = {"type": "input_image", "image_url": URL, "uuid": name}
+    named = {"type": "input_image", "uuid": name}
+    text = {"type": "text" if is_chat else "input_text", "text": "What?"}
+
+    def turn(*parts: dict[str, Any], **more: Any) -> httpx.Response:
+        said = [{"role": "user", "content": [*parts, text]}]
+        field, bound = ("messages", "max_tokens") if is_chat else ("input", "max_output_tokens")
+        return http.post(route, json={"model": "bundled", field: said, bound: 8, **more})
+
+    assert turn(sent).status_code == 200
+    more: dict[str, Any] = {"session_id": f"over {name}"} if is_chat else {}
+    first = turn(named, **more)
+    assert first.status_code == 200, first.text
+    if not is_chat:
+        more = {"previous_response_id": first.json()["id"]}
+    for other in ("one", "two"):
+        assert http.post(CHAT, json=asked(image(uuid=other))).status_code == 200
+    answer = turn(**more)
+    assert answer.status_code == 400
+    place = "messages[0].content[0].uuid" if is_chat else "input[0].content[0].uuid"
+    words = f"{place} is '{name}', and no image of that name is kept: send the image with its uuid"
+    assert words in answer.json()["error"]["message"]
+    assert turn(sent, **more).status_code == 200
+    assert turn(**more).status_code == 200
 
 
 def test_places_are_those_of_the_request(http: httpx.Client) -> None:
