@@ -249,11 +249,32 @@ class ImageRenderer:
             count += self._line_ends[found.pop()]
         found += self._encode_line_ends(count)
 
+    def _append_text(self, found: list[int], text: str) -> None:
+        """Append a text to tokens, as the tokenizer joins it with the text at their end. Tokens
+        that it would have made otherwise stay."""
+        tokenizer, start = self._tokenizer, len(found)
+        while start and not tokenizer.is_added(found[start - 1]):
+            start -= 1
+        before = tokenizer.raw_decode(found[start:], skip_special_tokens=False)
+        if self._encode_plain(before) == found[start:]:
+            found[start:] = self._encode_plain(before + text)
+        else:
+            found += self._encode_plain(text)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Return the tokens of a text, in which nothing is a control token."""
+        tokenizer = self._tokenizer
+        if tokenizer.control_tokens.spans(text):
+            return tokenizer.control_tokens.encode(text, ())
+        return tokenizer.encode(text, add_special_tokens=False)
+
     def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:
         """Append the token ids of an image, with line ends around, and return where its runs
         are."""
         image_id, left, first_row = self._spec.token_id, iter(image.runs), 0
-        if self._spec.line_ends:
+        if image.lead:
+            self._append_text(found, image.lead + "\n" * self._spec.line_ends)
+        elif self._spec.line_ends:
             self._append_line_ends(found, self._spec.line_ends)
         runs: list[Run] = []
         for each in image.token_ids:
