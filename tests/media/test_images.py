@@ -42,6 +42,8 @@ from quire.platform import detect_platform
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.idefics3 import make_tiles
 from quire.rendering.media.images import ImagesByName
+from quire.rendering.media.parts import images_of
+from quire.rendering.media.sources import RowsSource
 
 
 @pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
@@ -138,6 +140,15 @@ def test_a_named_image_is_kept_as_it_was(llm: LLM) -> None:
         {"prompt": text, "multi_modal_uuids": {"image": ["drawn"]}}, GREEDY, use_tqdm=False
     )
     assert tokens(again) == tokens(first) and encoder.num_encoded == before
+
+
+def test_a_grid_is_kept_as_it_was() -> None:
+    grid = [[1, 2, 4]]
+    rows = {"image_embeds": torch.zeros(2, 4), "image_grid_thw": grid}
+    (source,) = images_of({"multi_modal_data": {"image": rows}})
+    grid[0][1] = 6
+    assert isinstance(source.value, RowsSource)
+    assert source.value.read("image", 1000)[1] == (1, 2, 4)
 
 
 @pytest.mark.parametrize(
