@@ -194,6 +194,26 @@ def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted:
     assert block.type == "text" and block.text == wanted
 
 
+def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    """LangChain is no dependency: install langchain-openai to run it."""
+    chat_model: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+    model = chat_model(
+        model="bundled",
+        base_url=f"{served.url}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    for part in (
+        {"type": "image", "base64": DATA, "mime_type": "image/png"},
+        {"type": "image", "source_type": "base64", "data": DATA, "mime_type": "image/png"},
+        image(),
+    ):
+        assert model.invoke(question(part)).content == wanted
+        assert "".join(each.content for each in model.stream(question(part))) == wanted
+
+
 def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
     """In each API; a later turn reads the file again."""
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
