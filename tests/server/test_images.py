@@ -147,8 +147,13 @@ def test_the_second_turn_finds_the_image_cached(http: httpx.Client) -> None:
     assert cached >= (num_prompt - 16) // 16 * 16
 
 
-def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+@pytest.fixture
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as found:
+        yield found
+
+
+def test_the_sdk_of_openai(client: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
     found = client.chat.completions.create(
         model="bundled",
         messages=question(image()),  # type: ignore[arg-type]
@@ -182,14 +187,14 @@ def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: st
 
 
 def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = anthropic.Anthropic(base_url=served.url, api_key="none")
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
-    found = client.messages.create(
-        model="bundled",
-        max_tokens=8,
-        messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
-        extra_body={"ignore_eos": True, "temperature": 0},
-    )
+    with anthropic.Anthropic(base_url=served.url, api_key="none") as client:
+        found = client.messages.create(
+            model="bundled",
+            max_tokens=8,
+            messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
+            extra_body={"ignore_eos": True, "temperature": 0},
+        )
     (block,) = found.content
     assert block.type == "text" and block.text == wanted
 
@@ -214,9 +219,8 @@ def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> No
         assert "".join(each.content for each in model.stream(question(part))) == wanted
 
 
-def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+def test_uploaded_files(client: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
     """In each API; a later turn reads the file again."""
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     file = client.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
     assert (file.purpose, file.bytes) == ("vision", len(base64.b64decode(DATA)))
     part: dict[str, Any] = {"type": "input_image", "file_id": file.id}
