@@ -82,7 +82,9 @@ async def hosted(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0), phase_s=phase_s),
+        stall_limits=StallLimits(
+            min_s=stall_s, start_silence_s=max(stall_s, 60.0), phase_s=phase_s
+        ),
         restart_policy=policy,
         command=command,
     )

@@ -51,7 +51,7 @@ async def replicas(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=60.0, first_beat_s=60.0),
+        stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
         restart_policy=RESTART_AT_ONCE,
         command=FakeCoreOptions(step_s=0.005, fault_after=fault_after).command(),
     )
