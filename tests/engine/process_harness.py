@@ -35,6 +35,9 @@ FAKE_MODEL = FakeModel([None], 1000)
 NUM_FRESH_BEATS = 4
 """Heartbeats after an answer of the core, after which the reading is not from before the answer."""
 
+ENDLESS = 30_000
+"""Tokens of an output that does not end within a test, in a core of `FakeCoreOptions.endless`."""
+
 RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
 
 
