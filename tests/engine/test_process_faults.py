@@ -272,6 +272,7 @@ def test_a_pause_and_a_sleep_outlive_their_core() -> None:
             client = host.client
             stream = await ask(client, [1], max_tokens=200)
             await client.control(Pause("keep"))
+            assert (await client.control(Inspect())).is_paused  # and all steps have been told
             num_tokens = stream.num_tokens
             os.kill(host.supervisor.pid, signal.SIGKILL)
             await until_state(client, EngineState.RESTARTING)
