@@ -123,8 +123,8 @@ def test_structured_output(
     assert whole.startswith("name=")
     assert re.match(r"\d+ pieces: name=", streamed)
     assert choice in ("complaint", "praise", "question")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    pieces, city = example.stream(client, MODEL, "Describe the city of Lima.")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        pieces, city = example.stream(client, MODEL, "Describe the city of Lima.")
     assert example.City.model_validate_json("".join(pieces)) == city
 
 
@@ -153,6 +153,7 @@ def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
             assert answer == "The result is 5535."
 
 
+@pytest.mark.usefixtures("closed_clients")
 @pytest.mark.parametrize(
     ("name", "package"),
     [

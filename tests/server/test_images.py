@@ -87,6 +87,12 @@ def http(served: RunningServer, llm: LLM) -> Iterator[httpx.Client]:
     waiting.wait_for(lambda: not worker._media._rows, "end of the images")
 
 
+@pytest.fixture
+def sdk(served: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def wanted(llm: LLM) -> str:
     """The answer to the question about the image, without a server."""
@@ -147,9 +153,8 @@ def test_the_second_turn_finds_the_image_cached(http: httpx.Client) -> None:
     assert cached >= (num_prompt - 16) // 16 * 16
 
 
-def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    found = client.chat.completions.create(
+def test_the_sdk_of_openai(sdk: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
+    found = sdk.chat.completions.create(
         model="bundled",
         messages=question(image()),  # type: ignore[arg-type]
         temperature=0,
@@ -161,7 +166,7 @@ def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: st
         {"type": "input_image", "image_url": URL, "detail": "auto"},
         {"type": "input_text", "text": "What?"},
     ]
-    response = client.responses.create(
+    response = sdk.responses.create(
         model="bundled",
         input=[{"role": "user", "content": parts}],  # type: ignore[arg-type, list-item]
         temperature=0,
@@ -169,7 +174,7 @@ def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: st
         extra_body={"ignore_eos": True},
     )
     assert response.output_text == wanted
-    following = client.responses.create(
+    following = sdk.responses.create(
         model="bundled",
         previous_response_id=response.id,
         input="And?",
@@ -182,18 +187,19 @@ def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: st
 
 
 def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = anthropic.Anthropic(base_url=served.url, api_key="none")
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
-    found = client.messages.create(
-        model="bundled",
-        max_tokens=8,
-        messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
-        extra_body={"ignore_eos": True, "temperature": 0},
-    )
+    with anthropic.Anthropic(base_url=served.url, api_key="none") as client:
+        found = client.messages.create(
+            model="bundled",
+            max_tokens=8,
+            messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
+            extra_body={"ignore_eos": True, "temperature": 0},
+        )
     (block,) = found.content
     assert block.type == "text" and block.text == wanted
 
 
+@pytest.mark.usefixtures("closed_clients")
 def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> None:
     """LangChain is no dependency: install langchain-openai to run it."""
     chat_model: Any = pytest.importorskip("langchain_openai").ChatOpenAI
@@ -214,18 +220,17 @@ def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> No
         assert "".join(each.content for each in model.stream(question(part))) == wanted
 
 
-def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+def test_uploaded_files(sdk: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
     """In each API; a later turn reads the file again."""
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    file = client.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
+    file = sdk.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
     assert (file.purpose, file.bytes) == ("vision", len(base64.b64decode(DATA)))
     part: dict[str, Any] = {"type": "input_image", "file_id": file.id}
     given: dict[str, Any] = {"model": "bundled", "extra_body": {"ignore_eos": True}}
     given |= {"temperature": 0, "max_output_tokens": 8}
     said = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
-    response = client.responses.create(input=said, **given)  # type: ignore[arg-type]
+    response = sdk.responses.create(input=said, **given)  # type: ignore[arg-type]
     assert response.output_text == wanted
-    second = client.responses.create(input="And?", previous_response_id=response.id, **given)
+    second = sdk.responses.create(input="And?", previous_response_id=response.id, **given)
     assert second.usage is not None and second.usage.input_tokens > 10 * TOKENS_PER_TILE
     answer = http.post(CHAT, json=asked(part)).json()
     assert answer["choices"][0]["message"]["content"] == wanted
@@ -234,7 +239,7 @@ def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) 
     answer = http.post(MESSAGES, json={**body, "messages": question(source)}).json()
     assert answer["content"][0]["text"] == wanted
 
-    client.files.delete(file.id)
+    sdk.files.delete(file.id)
     for route, data, place in (
         (CHAT, asked(part), "messages[0].content[0].file_id"),
         (MESSAGES, {**body, "messages": question(source)}, "messages[0].content[0].source.file_id"),

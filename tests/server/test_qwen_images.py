@@ -52,8 +52,10 @@ def test_the_answer_of_generate_alone_and_beside_texts(
         assert ids.count(found.spec.images.token_id) == num_image_tokens  # type: ignore[union-attr]
         front = load_model_front(settings, found.folder, found.spec)
         quiet = ServerSettings(disable_access_log=True)
-        with running_server(front, quiet, RealClient(llm)) as server:
-            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        with (
+            running_server(front, quiet, RealClient(llm)) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        ):
 
             def answer(messages: list[Any]) -> tuple[str | None, int]:
                 made = client.chat.completions.create(
