@@ -4,9 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -50,22 +48,6 @@ def light_collections() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.collect()
-
-
-@pytest.fixture
-def closed_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the clients that code of others leaves open to the end of its program: those of httpx,
-    which those of the SDKs are too."""
-    made, start = list[httpx.Client](), httpx.Client.__init__
-
-    def note(client: httpx.Client, *given: Any, **named: Any) -> None:
-        start(client, *given, **named)
-        made.append(client)
-
-    monkeypatch.setattr(httpx.Client, "__init__", note)
-    yield
-    for client in made:
-        client.close()
 
 
 @pytest.fixture

@@ -93,7 +93,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield found
 
 
-@pytest.mark.usefixtures("closed_clients")
 @pytest.mark.parametrize("page", python_pages())
 def test_python_of_a_page(
     page: Path,

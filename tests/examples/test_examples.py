@@ -153,7 +153,6 @@ def test_tool_loop(example: ModuleType, capsys: pytest.CaptureFixture[str]):
             assert answer == "The result is 5535."
 
 
-@pytest.mark.usefixtures("closed_clients")
 @pytest.mark.parametrize(
     ("name", "package"),
     [

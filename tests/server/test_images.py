@@ -87,12 +87,6 @@ def http(served: RunningServer, llm: LLM) -> Iterator[httpx.Client]:
     waiting.wait_for(lambda: not worker._media._rows, "end of the images")
 
 
-@pytest.fixture
-def sdk(served: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def wanted(llm: LLM) -> str:
     """The answer to the question about the image, without a server."""
@@ -172,7 +166,7 @@ def test_the_sdk_of_openai(client: openai.OpenAI, http: httpx.Client, wanted: st
         {"type": "input_image", "image_url": URL, "detail": "auto"},
         {"type": "input_text", "text": "What?"},
     ]
-    response = sdk.responses.create(
+    response = client.responses.create(
         model="bundled",
         input=[{"role": "user", "content": parts}],  # type: ignore[arg-type, list-item]
         temperature=0,
@@ -180,7 +174,7 @@ def test_the_sdk_of_openai(client: openai.OpenAI, http: httpx.Client, wanted: st
         extra_body={"ignore_eos": True},
     )
     assert response.output_text == wanted
-    following = sdk.responses.create(
+    following = client.responses.create(
         model="bundled",
         previous_response_id=response.id,
         input="And?",
@@ -205,7 +199,6 @@ def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted:
     assert block.type == "text" and block.text == wanted
 
 
-@pytest.mark.usefixtures("closed_clients")
 def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> None:
     """LangChain is no dependency: install langchain-openai to run it."""
     chat_model: Any = pytest.importorskip("langchain_openai").ChatOpenAI
@@ -234,9 +227,9 @@ def test_uploaded_files(client: openai.OpenAI, http: httpx.Client, wanted: str) 
     given: dict[str, Any] = {"model": "bundled", "extra_body": {"ignore_eos": True}}
     given |= {"temperature": 0, "max_output_tokens": 8}
     said = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
-    response = sdk.responses.create(input=said, **given)  # type: ignore[arg-type]
+    response = client.responses.create(input=said, **given)  # type: ignore[arg-type]
     assert response.output_text == wanted
-    second = sdk.responses.create(input="And?", previous_response_id=response.id, **given)
+    second = client.responses.create(input="And?", previous_response_id=response.id, **given)
     assert second.usage is not None and second.usage.input_tokens > 10 * TOKENS_PER_TILE
     answer = http.post(CHAT, json=asked(part)).json()
     assert answer["choices"][0]["message"]["content"] == wanted
@@ -245,7 +238,7 @@ def test_uploaded_files(client: openai.OpenAI, http: httpx.Client, wanted: str) 
     answer = http.post(MESSAGES, json={**body, "messages": question(source)}).json()
     assert answer["content"][0]["text"] == wanted
 
-    sdk.files.delete(file.id)
+    client.files.delete(file.id)
     for route, data, place in (
         (CHAT, asked(part), "messages[0].content[0].file_id"),
         (MESSAGES, {**body, "messages": question(source)}, "messages[0].content[0].source.file_id"),
