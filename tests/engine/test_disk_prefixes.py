@@ -26,6 +26,8 @@ from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
 
+pytestmark = pytest.mark.usefixtures("patient_disk")
+
 LENGTH = 41
 PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
 OTHERS = np.random.default_rng(3).integers(5, 900, (12, 50)).tolist()
@@ -460,6 +462,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, llm: LLM, call: str) -> threading.E
 
 def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is computed. No other waits, and the disk is used again when it answers."""
+    monkeypatch.setattr("quire.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
     cold, llm = once(make), make()
     event = hanging(monkeypatch, llm, "read")
     assert_same([ask(llm)], [cold])
@@ -495,6 +498,7 @@ def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
 ) -> None:
     """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
     other contents when the disk answers."""
+    monkeypatch.setattr("quire.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
     monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.1)
     cold = once(make)
     with small_engines(None) as plain:
@@ -517,11 +521,12 @@ def test_a_running_request_waits_for_blocks_that_saves_hold(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not preempted for them: they come free when the saves end, or their time is over."""
-    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
     llm = make(num_kv_blocks=16)
     event = hanging(monkeypatch, llm, "write")
     ask(llm, OTHERS[0])
     assert num_used(llm) == 2, "no blocks wait to be saved"
+    llm.engine.client._core._scheduler.state.kv.sources._deadlines.clear()  # type: ignore[attr-defined]
+    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
     ask(llm, OTHERS[1])
     assert llm.engine.client.stats().preempted_total == 0
     event.set()

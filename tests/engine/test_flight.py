@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from quire.telemetry.flight.record import (
     FlightRecorder,
     read_record,
 )
+from quire.telemetry.flight.stacks import gather_stacks
 from tests.engine.fake_core_process import HANGER, KILLER, FakeCoreOptions
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hanging_rank import CORE_COMMAND as HANGING_RANKS
@@ -42,6 +44,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="q") as directory:  # short enough for sockets
         monkeypatch.setattr(tempfile, "tempdir", directory)
         monkeypatch.setenv("TMPDIR", directory)
+        patient = partial(gather_stacks, patience_s=WAIT_S)  # a busy core may write late
+        monkeypatch.setattr("quire.telemetry.flight.dump.gather_stacks", patient)
         yield Path(directory) / f"quire-flight-{os.getuid()}"
 
 
@@ -82,7 +86,7 @@ def test_a_core_that_is_killed_leaves_what_it_did(folder: Path) -> None:
 
 def test_a_core_that_hangs_says_where(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with hosted(FAULTY, stall_s=0.5, max_replays=0) as host:
+        async with hosted(FAULTY, stall_s=2.0, max_replays=0) as host:
             await collect(await ask(host.client, [5, HANGER, 7], max_tokens=50))
             await asyncio.to_thread(dump_in, folder, "stall")
 
@@ -91,7 +95,7 @@ def test_a_core_that_hangs_says_where(folder: Path, caplog: pytest.LogCaptureFix
     assert dump.reason.startswith("stall: "), "by its step, or by its silence on a busy machine"
     assert "in _fall" in text_of(dump, "core"), "the function that hangs"
     assert record.doing is Doing.GIVING
-    assert dump.mono_ns - record.since > 0.4e9, "for so long"
+    assert dump.mono_ns - record.since > 1e9, "for so long"
     assert "in _fall" in caplog.text and "quire flight" in caplog.text
     assert not dumps_in(folder, "fault"), "its end is no other news"
 

@@ -19,6 +19,7 @@ from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.status import EngineState
+from quire.telemetry.flight.record import RING_PREFIX, Doing, read_record
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,
@@ -26,7 +27,6 @@ from tests.engine.process_harness import (
     collect,
     hosted,
     run,
-    until_fresh,
     until_idle,
     until_state,
 )
@@ -178,9 +178,11 @@ def test_an_open_prompt_goes_on_in_the_next_core(number: signal.Signals) -> None
         async with hosted(max_replays=0) as host:
             stream = await open_prompt(host.client, PROMPT[:30])
             extend(host.client, stream, PROMPT[30:50])
-            await until_fresh(host.client)
-            while read_in_flight(host.directory, 0):  # so that it cannot be charged with the death
+            await host.client.control(ListPins())  # it has all that was sent
+            ring = host.directory / f"{RING_PREFIX}0"
+            while read_record(ring.read_bytes()).doing is not Doing.IDLE:
                 await asyncio.sleep(0.01)
+            assert not read_in_flight(host.directory, 0), "it would be charged with the death"
             os.kill(host.supervisor.pid, number)
             while host.client.status.restarts == 0 and host.client._watch.instance is not None:
                 await asyncio.sleep(0.005)

@@ -11,6 +11,7 @@ import pytest
 from quire.errors import EngineLostError
 from quire.executor.ray.link import Link
 from quire.executor.ray.messages import HostMessage
+from tests.waiting import WAIT_S
 
 Ends = tuple[Link, socket.socket]
 
@@ -31,7 +32,7 @@ def test_a_message_of_another_length_is_not_read(ends: Ends) -> None:
     link, peer = ends
     peer.sendall(struct.pack("<IB", 2**32 - 1, HostMessage.HELLO))
     with pytest.raises(EngineLostError, match="4294967295 bytes, where 4096 are the most"):
-        link.receive(most=4096, within=5.0)
+        link.receive(most=4096, within=WAIT_S)
 
 
 def test_beats_do_not_lengthen_the_wait(ends: Ends) -> None:
@@ -46,4 +47,4 @@ def test_beats_do_not_lengthen_the_wait(ends: Ends) -> None:
 def test_a_message_within_the_bounds_is_read(ends: Ends) -> None:
     link, peer = ends
     peer.sendall(struct.pack("<IB", 2, HostMessage.HELLO) + b"hi")
-    assert link.receive(most=2, within=5.0) == (HostMessage.HELLO, b"hi")
+    assert link.receive(most=2, within=WAIT_S) == (HostMessage.HELLO, b"hi")

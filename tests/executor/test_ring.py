@@ -11,6 +11,7 @@ import pytest
 
 from quire.errors import EngineError
 from quire.executor.processes.ring import RingReader, RingWriter, create_ring
+from tests.waiting import WAIT_S
 
 CAPACITY = 4096
 
@@ -54,7 +55,7 @@ def test_all_readers_get_all_messages_in_order(ring: Ring) -> None:
     for kind, message in wanted:
         ring.writer.write(kind, message)
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     assert got == [wanted, wanted]
 
 
