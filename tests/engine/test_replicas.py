@@ -44,8 +44,8 @@ from tests.engine.process_harness import (
     until_state,
 )
 
-SILENCE_S = 1.0
-"""Silence after which a core counts as stalled where one is stopped: twenty beats."""
+SILENCE_S = 2.0
+"""Silence after which a core counts as stalled where one is stopped: forty beats."""
 
 
 @contextlib.asynccontextmanager
