@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.image_oracle import GREEDY, SETTINGS, asked, tokens, worker_of
 from tests.image_writer import QWEN_PATCH, as_bytes, picture
+from tests.waiting import wait_for
 
 from quire import LLM, RequestError
 from quire.protocol.media import ImageRows
@@ -115,7 +116,7 @@ def test_what_is_refused(llm: LLM, kind: str) -> None:
     for bad, words in cases:
         with pytest.raises(RequestError, match=words):
             answer(llm, bad)
-    assert not worker_of(llm)._media._rows
+    wait_for(lambda: not worker_of(llm)._media._rows, "end of the images")
 
 
 def test_rows_need_the_switch(kind_folder: Path, llm: LLM, kind: str) -> None:
