@@ -71,6 +71,7 @@ $python -m benchmarks.peers.cpu_table "${peers[@]}" --output-folder $results/cpu
 $python -m benchmarks.peers.cpu_mixed "${peers[@]}" --repeats 3 --output-folder $results/cpu_mixed
 $python -m benchmarks.serving.core_faults --output $results/core_faults.json
 $python -m benchmarks.serving.server_start --output $results/server_start.json
+$python -m benchmarks.serving.import_time --output $results/import_time.json
 $python -m benchmarks.serving.images --output $results/images.json # needs transformers
 $python -m benchmarks.serving.server_faults --output $results/server_faults.json
 $python -m benchmarks.serving.observed --output $results/observed.json

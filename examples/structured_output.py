@@ -67,12 +67,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Ask a server for answers as objects.")
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     options = parser.parse_args(arguments)
-    client = openai.OpenAI(base_url=options.url, api_key="none")
-    model = client.models.list().data[0].id
-    print(ask(client, model, "Describe the city of Nairobi."))
-    pieces, city = stream(client, model, "Describe the city of Lima.")
-    print(len(pieces), "pieces:", city)
-    print(choose(client, model, "My parcel has not come.", ["complaint", "praise", "question"]))
+    with openai.OpenAI(base_url=options.url, api_key="none") as client:
+        model = client.models.list().data[0].id
+        print(ask(client, model, "Describe the city of Nairobi."))
+        pieces, city = stream(client, model, "Describe the city of Lima.")
+        print(len(pieces), "pieces:", city)
+        print(choose(client, model, "My parcel has not come.", ["complaint", "praise", "question"]))
 
 
 if __name__ == "__main__":

@@ -128,9 +128,17 @@ QWEN_PROCESSOR: dict[str, Any] = {
 """4 to 40 tokens of 8 x 8 pixels."""
 
 
-def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
-    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5 (with experts too), by `model_type`. text: more
-    values of the language model."""
+def write_qwen_checkpoint(
+    folder: Path,
+    kind: str,
+    *,
+    patch: int = QWEN_PATCH,
+    processor: dict[str, Any] | None = None,
+    **text: Any,
+) -> Path:
+    """Write a tiny Qwen2.5-VL, Qwen3-VL or Qwen3.5 (with experts too), by `model_type`. patch:
+    pixels of the side of a patch. processor, text: more values of its processor, and of the
+    language model."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
@@ -155,14 +163,14 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
         "hidden_size": 32,
         "intermediate_size": 40,
         "num_heads": 2,
-        "patch_size": QWEN_PATCH,
+        "patch_size": patch,
         "spatial_merge_size": QWEN_MERGE,
         "temporal_patch_size": 2,
         "out_hidden_size": 32,
     }
     if kind == "qwen2_5_vl":
         base |= {"rope_parameters": {**rope, "mrope_section": [1, 2, 1]}}
-        vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
+        vision |= {"window_size": 4 * patch, "fullatt_block_indexes": [1]}
     elif kind == "qwen3_vl":
         base |= {"head_dim": 16, "rope_parameters": {**rope, "mrope_section": [4, 2, 2]}}
         vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
@@ -191,7 +199,8 @@ def write_qwen_checkpoint(folder: Path, kind: str, **text: Any) -> Path:
         kind, text_config={**base, **text}, vision_config=vision, tie_word_embeddings=False, **ids
     )
     model = _drawn(AutoModelForImageTextToText.from_config, config)
-    return _write(folder, model, tokenizer, QWEN_PROCESSOR, QWEN_TEMPLATE)
+    own = {**QWEN_PROCESSOR, "patch_size": patch, **(processor or {})}
+    return _write(folder, model, tokenizer, own, QWEN_TEMPLATE)
 
 
 GEMMA_BEGIN, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
@@ -223,9 +232,12 @@ GEMMA_PROCESSOR: dict[str, Any] = {
 }
 
 
-def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
-    """Write a tiny Gemma 3 with a window shorter than an image. text: more values of the language
-    model. Its tokenizer joins line ends, whatever text is beside them, as Gemma's does."""
+def write_gemma_checkpoint(
+    folder: Path, *, processor: dict[str, Any] | None = None, **text: Any
+) -> Path:
+    """Write a tiny Gemma 3 with a window shorter than an image. processor, text: more values of
+    its processor, and of the language model. Its tokenizer joins line ends, whatever text is beside
+    them, as Gemma's does."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     tokenizer = tokenizers.Tokenizer.from_file(str(bundled_model_path() / "tokenizer.json"))
@@ -272,7 +284,8 @@ def write_gemma_checkpoint(folder: Path, **text: Any) -> Path:
         **ids,
     )
     model = _drawn(AutoModelForImageTextToText.from_config, config)
-    return _write(folder, model, tokenizer, GEMMA_PROCESSOR, GEMMA_TEMPLATE)
+    own = {**GEMMA_PROCESSOR, **(processor or {})}
+    return _write(folder, model, tokenizer, own, GEMMA_TEMPLATE)
 
 
 MARKS = {

@@ -50,6 +50,9 @@ SUB_ROOMS = {
 """Rooms within packages that have some, lower ones first."""
 MAX_FILES = 20
 MAX_LINES = 600
+MAX_FUNCTION = 100
+MAX_ARGUMENTS, MAX_WIDE = 7, 32
+"""Arguments of a constructor, and how many constructors may take more: lower it as they go."""
 TORCH_FREE = (
     *COMMON,
     *PLAN,
@@ -165,6 +168,27 @@ def test_files_are_short_enough_to_read(folder: str) -> None:
     for path in _read_by_people(SOURCE.parents[1] / folder):
         count = path.read_text(encoding="utf-8").count("\n")
         assert count <= MAX_LINES, f"{path} has {count} lines: move a topic out of it"
+
+
+def test_functions_are_short_enough_to_read() -> None:
+    """Kernels in Triton are one function each."""
+    for _, path in _modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_kernel = path.stem.startswith("triton")
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel:
+                count = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert count <= MAX_FUNCTION, f"{path}:{node.lineno} has {count} lines: cut it"
+
+
+def test_few_constructors_take_many_arguments() -> None:
+    wide: list[str] = []
+    for _, path in _modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                given = node.args
+                count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+                wide += [f"{path}:{node.lineno} takes {count}"] * (count > MAX_ARGUMENTS)
+    assert len(wide) <= MAX_WIDE, f"{len(wide)} take more than {MAX_ARGUMENTS}: pass a section"
 
 
 def test_only_build_sees_both_plan_and_data() -> None:

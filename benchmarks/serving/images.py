@@ -59,7 +59,7 @@ from quire.platform import detect_platform
 MODEL = Path(__file__).parents[1] / "models" / "smolvlm-256m"
 WIDTH, HEIGHT = 3072, 2560
 NUM_TOKENS = 31 * 64
-MAX_LEN, STREAM_LEN, PROMPT_LEN = 8192, 5000, 64
+MAX_LEN, STREAM_LEN, PROMPT_LEN = 16_384, 15_000, 64
 NUM_REPEATS = 2
 LIMIT_S = 240.0
 POLL_S = 0.05

@@ -1,12 +1,12 @@
 """Cost of everything that says what a server did: 64 streams with all of it, and without, by turns.
 
-    python -m benchmarks.serving.observed [--seconds 540] [--turns 9] [--output FILE]
+    python -m benchmarks.serving.observed [--model FOLDER] [--no-receipts] [--output FILE]
 
-Two servers of the bundled model run side by side, and one of them has work at a time. The first has
+Two servers of one model run side by side, and one of them has work at a time. The first has
 receipts of all requests, traces to a collector that is not there, the flight recorder, and notes
-for `quire explain`. The second asks for no receipts and exports nothing; its recorder and its notes
-are patched away, since they have no switch. Each turn has a part on each server, in changing order,
-and gives processor seconds of its processes for each token.
+for `quire explain`. With --no-receipts no request asks for one, as by default. The second exports
+nothing; its recorder and its notes are patched away, since they have no switch. Each turn has a
+part on each server, in changing order, and gives processor seconds of its processes for each token.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def bare_core() -> int:
     return core_process.run_core_process(core_process._build)  # noqa: SLF001
 
 
-def bare_server(port: int, kernels: Sequence[str]) -> int:
-    """Run a server that notes nothing, otherwise `quire serve`. kernels: see `kernels_of`."""
+def bare_server(port: int, settings: Sequence[str]) -> int:
+    """Run a server that notes nothing, otherwise `quire serve`. settings: see `settings_of`."""
     import numpy as np
 
     from quire.config.settings import EngineSettings
@@ -66,7 +66,7 @@ def bare_server(port: int, kernels: Sequence[str]) -> int:
     prompt_memory._hashes = lambda _: nothing  # noqa: SLF001
     command = (sys.executable, "-m", __spec__.name, BARE_CORE)
     return run_server(
-        EngineSettings.from_options(dict(each.split("=", 1) for each in kernels)),
+        EngineSettings.from_options(dict(each.split("=", 1) for each in settings)),
         ServerSettings(port=port, disable_access_log=True, disable_log_stats=True),
         make_supervisor=partial(EngineSupervisor, command=command),
     )
@@ -80,21 +80,25 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def kernels_of(url: str) -> list[str]:
-    """Return the kernels that a server chose by measurement, as name=value, for another one."""
+def settings_of(url: str, model: str | None) -> list[str]:
+    """Return the model of a server, and the kernels that it chose by measurement, as name=value,
+    for another one."""
     program = httpx.get(f"{url}/admin/status").json()["capacity"]["facts"]["program"]
-    return [f"{name}={program[name]}" for name in ("linear_isa", "attention_isa") if program[name]]
+    chosen = {name: program[name] for name in ("linear_isa", "attention_isa")}
+    return [f"{name}={value}" for name, value in {"model": model, **chosen}.items() if value]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     part_s = options.seconds / options.turns / 2
     turns: list[dict[bool, Part]] = []
+    named = [options.model] if options.model else []
     with contextlib.ExitStack() as stack:
         collector = stack.enter_context(nobody())
-        on = stack.enter_context(served((*SERVE, "--otlp-traces-endpoint", collector)))
-        bare = ("-m", __spec__.name, BARE_SERVER, "--kernels", *kernels_of(on[0]))
+        on = stack.enter_context(served((*SERVE, *named, "--otlp-traces-endpoint", collector)))
+        alike = settings_of(on[0], options.model)
+        bare = ("-m", __spec__.name, BARE_SERVER, "--settings", *alike)
         off = stack.enter_context(served(bare))
-        servers = {True: (on, {"deterministic": True}), False: (off, {})}
+        servers = {True: (on, {"deterministic": options.receipts}), False: (off, {})}
         for (url, pid), body in servers.values():
             measure(url, pid, options.streams, min(WARM_S, part_s), body)
         for number in range(options.turns):
@@ -117,6 +121,8 @@ def result_of(turns: list[dict[bool, Part]], options: argparse.Namespace) -> dic
         "command": command_line(),
         "commit": current_commit(),
         "machine": asdict(describe_machine()),
+        "model": options.model or "bundled",
+        "receipts": options.receipts,
         "streams": options.streams,
         "seconds": options.seconds,
         "cpu_ratio_median": statistics.median(map(ratio_of, turns)),
@@ -137,18 +143,20 @@ def result_of(turns: list[dict[bool, Part]], options: argparse.Namespace) -> dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", help="folder or file; the bundled model unless given")
+    parser.add_argument("--receipts", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seconds", type=positive_number, default=540, help="of all turns")
     parser.add_argument("--turns", type=positive_number, default=9)
     parser.add_argument("--streams", type=positive_number, default=64)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("role", nargs="?", choices=(BARE_SERVER, BARE_CORE), help=argparse.SUPPRESS)
-    parser.add_argument("--kernels", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--settings", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--port", type=positive_number, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == BARE_CORE:
         return bare_core()
     if options.role == BARE_SERVER:
-        return bare_server(options.port, options.kernels)
+        return bare_server(options.port, options.settings)
     text = json.dumps(run(options), indent=1) + "\n"
     if options.output is not None:
         options.output.write_text(text, encoding="utf-8")

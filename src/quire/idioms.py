@@ -12,7 +12,7 @@ _LORA = "generate(…, lora_request=LoRARequest(name, id, path)) loads adapters 
 _EMBEDS = "LLM gives vectors, scores and classes: embed, score, classify and encode"
 _STRUCTURE = "SamplingParams(structured_outputs=StructuredOutputsParams(…)) does it"
 _KEPT = "encoded images are kept by their contents, within image_cache"
-_PREPARED = "images are prepared as the checkpoint says"
+_PREPARED = "LLM(mm_processor_kwargs=…) says how images of all prompts are prepared"
 _ONE_PROCESS = "it computes in this process; `engine` has what it is made of"
 
 CALL_ARGUMENTS: Mapping[str, ForeignName] = {

@@ -394,7 +394,7 @@ def test_ctrl_c_ends_the_answer_and_its_request(capsys: pytest.CaptureFixture[st
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
     """A person sees this: a terminal, a signal in the middle of an answer, another message."""
-    script = Script(words=["word "] * 500, gap_s=0.02)
+    script = Script(words=["word "] * 9000, gap_s=0.02)
     with serve_script(script) as url:
         main_end, terminal = pty.openpty()
         # A shell starts what it runs in the background, as these tests may be, without Ctrl-C.

@@ -35,7 +35,7 @@ def test_nothing_is_left_open() -> None:
         "model", "tokenizer", "chat_template", "revision", "download_dir", "kv_cache_memory",
         "memory_utilization", "swap_space", "hf_overrides", "speculative_config", "output_hook",
         "max_cpu_loras", "kv_disk", "limit_mm_per_prompt", "allowed_local_media_path",
-        "allowed_media_domains", "kv_events_config", "mmproj",
+        "allowed_media_domains", "kv_events_config", "mmproj", "mm_processor_kwargs",
     }  # fmt: skip
     assert open_values == unlimited | chosen_later | asked_only | {"quantization"}
     assert all(decision.reason for decision in plan.decisions)

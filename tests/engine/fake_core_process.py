@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # in place of this file's folder
@@ -39,13 +40,15 @@ KILLER, HANGER, STOPPER = 9_001, 9_002, 9_003
 @dataclasses.dataclass(frozen=True)
 class FakeCoreOptions:
     """step_s: shortest duration of a step. fault_after: steps that a row with a fatal token
-    survives. start_error: raised by the start of the instances from `error_from` on.
+    survives. start_file: the start ends when this exists, unless it is "". start_error: raised by
+    the start of the instances from `error_from` on.
     breaks_weights: number of the replica in which files of weights with "broken" in their names
     pass the check and cannot be loaded."""
 
     step_s: float = 0.0
     fault_after: int = 0
     start_s: float = 0.0
+    start_file: str = ""
     start_error: str = ""
     error_from: int = 0
     breaks_weights: int = -1
@@ -54,6 +57,11 @@ class FakeCoreOptions:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 64
     max_model_len: int = 256
+
+    @classmethod
+    def endless(cls, **options: Any) -> FakeCoreOptions:
+        """Options of a core whose longest outputs take minutes, on any machine."""
+        return cls(num_blocks=2**15, max_model_len=2**15, **options)
 
     def command(self) -> tuple[str, ...]:
         return (sys.executable, __file__, json.dumps(dataclasses.asdict(self)))
@@ -129,6 +137,8 @@ def _build(
     options = FakeCoreOptions(**json.loads(sys.argv[1]))
     progress.enter("loading")
     time.sleep(options.start_s)
+    while options.start_file and not Path(options.start_file).exists():
+        time.sleep(0.01)
     if options.start_error and launch.instance >= options.error_from:
         kind, message = options.start_error.split(":", 1)
         raise ConfigError(message) if kind == "config" else RuntimeError(message)

@@ -35,6 +35,9 @@ FAKE_MODEL = FakeModel([None], 1000)
 NUM_FRESH_BEATS = 4
 """Heartbeats after an answer of the core, after which the reading is not from before the answer."""
 
+ENDLESS = 30_000
+"""Tokens of an output that does not end within a test, in a core of `FakeCoreOptions.endless`."""
+
 RESTART_AT_ONCE = RestartPolicy(first_delay_s=0.0, max_failed_starts=3)
 
 
@@ -82,7 +85,9 @@ async def hosted(
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=stall_s, first_beat_s=max(stall_s, 60.0), phase_s=phase_s),
+        stall_limits=StallLimits(
+            min_s=stall_s, start_silence_s=max(stall_s, 60.0), phase_s=phase_s
+        ),
         restart_policy=policy,
         command=command,
     )

@@ -6,16 +6,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import zmq
 
 from quire.engine.core.heartbeat import heartbeats
+from quire.protocol.codec import encode
+from quire.protocol.messages import Heartbeat
 from tests.waiting import WAIT_S
 
 
 class OneReader:
-    """A context and its only socket, whose next message this test sets."""
+    """A context and its only socket. message: next message, which a test sets. queue: messages for
+    those who do not wait."""
 
     def __init__(self) -> None:
         self.message: asyncio.Future[bytes] | None = None
+        self.queue: list[bytes] = []
         self.is_closed = False
 
     def socket(self, kind: int) -> OneReader:
@@ -27,9 +32,15 @@ class OneReader:
 
     def connect(self, address: str) -> None: ...
 
-    def recv(self) -> asyncio.Future[bytes]:
-        self.message = asyncio.get_running_loop().create_future()
-        return self.message
+    def recv(self, flags: int = 0) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if not flags & zmq.NOBLOCK:
+            self.message = future
+        elif self.queue:
+            future.set_result(self.queue.pop(0))
+        else:
+            future.set_exception(zmq.Again())
+        return future
 
     def close(self) -> None:
         self.is_closed = True
@@ -60,6 +71,22 @@ def test_silence_is_told_again_and_again() -> None:
     async def work() -> None:
         beats = heartbeats(OneReader(), Path("/nowhere"), silence_s=0.01)
         assert [await anext(beats) for _ in range(3)] == [None, None, None]
+        await beats.aclose()
+
+    asyncio.run(work())
+
+
+def test_a_follower_that_slept_reads_what_came_meanwhile() -> None:
+    """Fault: a server that got no processor time for a while took its engine for silent, and
+    refused requests."""
+
+    async def work() -> None:
+        reader = OneReader()
+        reader.queue = [encode(Heartbeat(3, ()))]
+        beats = heartbeats(reader, Path("/nowhere"), silence_s=0.01)
+        found = await anext(beats)
+        assert found is not None and found.instance == 3
+        assert await anext(beats) is None
         await beats.aclose()
 
     asyncio.run(work())

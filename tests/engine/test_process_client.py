@@ -43,8 +43,10 @@ from quire.protocol.messages import (
 from quire.protocol.pooling_params import CLASSIFYING, Pooling
 from quire.protocol.request import EngineOutput
 from quire.protocol.status import EngineCapacity, EngineState
+from quire.telemetry.flight.record import RING_PREFIX, read_record
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
+    ENDLESS,
     FAKE_MODEL,
     Collected,
     ask,
@@ -54,7 +56,7 @@ from tests.engine.process_harness import (
     until_idle,
     until_state,
 )
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 
 def test_many_streams_at_once_each_get_their_own_tokens() -> None:
@@ -84,7 +86,7 @@ def test_a_slow_reader_gets_larger_updates() -> None:
         async with hosted(FakeCoreOptions(step_s=0.001)) as host:
             stream = await ask(host.client, [1], max_tokens=200)
             first = await anext(stream)
-            while host.client.stats.generation_tokens_total < 200:
+            while not stream.is_finished:  # all has come, and nobody has read it
                 await asyncio.sleep(0.02)
             found = await collect(stream)
             assert found.num_updates == 1
@@ -99,9 +101,9 @@ def test_going_on_ends_a_pause_that_waits() -> None:
     have ended."""
 
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.02)) as host:
+        async with hosted(FakeCoreOptions.endless(step_s=0.02)) as host:
             client = host.client
-            stream = await ask(client, [1], max_tokens=200)
+            stream = await ask(client, [1], max_tokens=ENDLESS)
             await anext(stream)
             pause = asyncio.ensure_future(client.control(Pause("wait")))
             later = asyncio.ensure_future(client.control(Sleep(1, "keep")))
@@ -153,13 +155,16 @@ def test_an_abort_frees_within_two_steps() -> None:
         async with hosted(FakeCoreOptions(step_s=0.5)) as host:
             stream = await ask(host.client, [1, 2, 3], max_tokens=200)
             await anext(stream)
-            steps = host.client.stats.steps_total
             stream.abort()
+            ring = (host.directory / f"{RING_PREFIX}0").read_bytes()
+            steps = read_record(ring).num_steps
             assert (await anext(stream)).samples[0].finish.reason is FinishReason.ABORT
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
             await until_idle(host.client)
-            assert host.client.stats.steps_total <= steps + 4  # two in flight, and a beat's delay
+            assert (
+                host.client.stats.steps_total <= steps + 4
+            )  # two in flight, and the message's delay
 
     run(work())
 
@@ -182,12 +187,12 @@ def test_several_fronts_share_a_core() -> None:
     """Each with its own handles; one that leaves frees what it had, and bothers nobody."""
 
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.002)) as host:
+        async with hosted(FakeCoreOptions.endless(step_s=0.002)) as host:
             other = ProcessEngineClient(host.directory, client_id=1)
             await until_state(other, EngineState.READY)
             assert other.reserve_handles(1) == HANDLES_PER_CLIENT
             mine = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=150)))
-            theirs = await ask(other, [2], max_tokens=200)
+            theirs = await ask(other, [2], max_tokens=ENDLESS)
             await anext(theirs)
             third = await ask(other, [3], seed=3, max_tokens=10)
             assert (await collect(third)).tokens[0] == FAKE_MODEL.expected_tokens([3], 10, 3)
@@ -239,12 +244,16 @@ def test_messages_that_are_none_are_refused_and_the_core_lives() -> None:
 
 def test_drain_serves_what_is_there_and_fails_what_takes_too_long() -> None:
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.05)) as host:
+        async with hosted(FakeCoreOptions.endless(step_s=0.05)) as host:
             short = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=5)))
-            long = asyncio.ensure_future(collect(await ask(host.client, [2], max_tokens=200)))
-            await host.client.drain(4.0)
+            long = asyncio.ensure_future(collect(await ask(host.client, [2], max_tokens=ENDLESS)))
+            draining = asyncio.ensure_future(host.client.drain(WAIT_S))
+            await until_state(host.client, EngineState.DRAINING)
             assert (await short).finishes[0].reason is FinishReason.LENGTH
-            assert "not finished in 4 s" in (await long).finishes[0].message
+            assert not draining.done()
+            draining.cancel()
+            await host.client.drain(0.5)
+            assert "not finished in 0.5 s" in (await long).finishes[0].message
             assert host.client.status.state is EngineState.DRAINING
 
     run(work())

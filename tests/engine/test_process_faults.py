@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from quire.protocol.messages import CoreMessage
 from quire.protocol.status import CORE_STARTS, EngineState
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
+    ENDLESS,
     FAKE_MODEL,
     Collected,
     ask,
@@ -94,10 +96,11 @@ def test_who_kills_the_core_fails_and_nobody_else() -> None:
 
 def test_without_replays_streams_fail_in_band_at_once() -> None:
     async def work() -> None:
-        async with hosted(SLOW, max_replays=0) as host:
+        options = FakeCoreOptions.endless(step_s=0.005)
+        async with hosted(options, max_replays=0) as host:
             found = Collected()
             task = asyncio.ensure_future(
-                collect(await ask(host.client, [3, 4], max_tokens=200), found)
+                collect(await ask(host.client, [3, 4], max_tokens=ENDLESS), found)
             )
             while not found.tokens:
                 await asyncio.sleep(0.01)
@@ -246,11 +249,15 @@ def test_a_core_is_replaced_though_its_files_were_tidied_away() -> None:
     async def work() -> None:
         async with hosted() as host:
             await until_fresh(host.client)
+            while not host.supervisor._was_ready:  # it hears the core by a socket of its own
+                await asyncio.sleep(0.01)
             for path in host.directory.iterdir():
                 if path.is_file():  # no socket, which nobody takes away
                     path.unlink()
             stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=100)))
             os.kill(host.supervisor.pid, signal.SIGKILL)
+            await until_state(host.client, EngineState.RESTARTING)
+            await until_state(host.client, EngineState.READY)
             assert (await stream).tokens == {0: FAKE_MODEL.expected_tokens([1], 100, 0)}
             assert host.client.status.restarts == 1
 
@@ -265,6 +272,7 @@ def test_a_pause_and_a_sleep_outlive_their_core() -> None:
             client = host.client
             stream = await ask(client, [1], max_tokens=200)
             await client.control(Pause("keep"))
+            assert (await client.control(Inspect())).is_paused  # and all steps have been told
             num_tokens = stream.num_tokens
             os.kill(host.supervisor.pid, signal.SIGKILL)
             await until_state(client, EngineState.RESTARTING)
@@ -286,10 +294,12 @@ def test_a_pause_and_a_sleep_outlive_their_core() -> None:
 
 def test_a_core_that_never_comes_back_ends_the_streams() -> None:
     async def work() -> None:
-        options = FakeCoreOptions(step_s=0.01, start_error="bug:disk is gone", error_from=1)
+        options = FakeCoreOptions.endless(step_s=0.01, start_error="bug:disk is gone", error_from=1)
         async with hosted(options) as host:
-            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
-            await asyncio.sleep(0.1)
+            asked = await ask(host.client, [1], max_tokens=ENDLESS)
+            stream = asyncio.ensure_future(collect(asked))
+            while not asked.num_tokens:
+                await asyncio.sleep(0.01)
             os.kill(host.supervisor.pid, signal.SIGKILL)
             found = await stream
             assert "disk is gone" in found.finishes[0].message
@@ -302,10 +312,12 @@ def test_a_core_that_never_comes_back_ends_the_streams() -> None:
 
 def test_streams_do_not_wait_for_a_restart_for_ever() -> None:
     async def work() -> None:
-        options = FakeCoreOptions(step_s=0.01)
+        options = FakeCoreOptions.endless(step_s=0.01)
         async with hosted(options, restart_timeout_s=0.0) as host:
-            stream = asyncio.ensure_future(collect(await ask(host.client, [1], max_tokens=200)))
-            await asyncio.sleep(0.1)
+            asked = await ask(host.client, [1], max_tokens=ENDLESS)
+            stream = asyncio.ensure_future(collect(asked))
+            while not asked.num_tokens:
+                await asyncio.sleep(0.01)
             os.kill(host.supervisor.pid, signal.SIGKILL)
             assert "did not come back" in (await stream).finishes[0].message
             await until_state(host.client, EngineState.READY)
@@ -313,13 +325,18 @@ def test_streams_do_not_wait_for_a_restart_for_ever() -> None:
     run(work())
 
 
-def test_phases_of_the_start_are_told() -> None:
+def test_phases_of_the_start_are_told(tmp_path: Path) -> None:
+    goes_on = tmp_path / "goes on"
+
     async def work() -> None:
-        async with hosted(FakeCoreOptions(start_s=1.0), wait=False) as host:
+        options = FakeCoreOptions(start_s=0.5, start_file=str(goes_on))
+        async with hosted(options, wait=False) as host:
             client, seen = host.client, []
             status = client.status
             while status.state is not EngineState.READY:
                 seen += [phase.name for phase in status.phases if not phase.is_done]
+                if "loading" in seen:
+                    goes_on.touch()
                 assert not status.phases[-1].is_done
                 with pytest.raises(EngineUnavailableError):
                     await ask(client, [1])
@@ -329,6 +346,6 @@ def test_phases_of_the_start_are_told() -> None:
             assert status.capacity.capacity_tokens == 1024
             while client.status.phases[-1].name != "ready":
                 status = await client.wait_for_change(client.status)
-            assert client.status.phases[0].seconds >= 1.0
+            assert client.status.phases[0].seconds >= 0.5
 
     run(work())

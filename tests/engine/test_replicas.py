@@ -10,7 +10,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from quire.protocol.status import EngineState
 from quire.server.generation.backend import describe
 from tests.engine.fake_core_process import HANGER, KILLER, STOPPER, FakeCoreOptions
 from tests.engine.process_harness import (
+    ENDLESS,
     FAKE_MODEL,
     RESTART_AT_ONCE,
     Collected,
@@ -38,22 +39,30 @@ from tests.engine.process_harness import (
     by_flags,
     collect,
     run,
+    until_fresh,
     until_idle,
     until_state,
 )
 
+SILENCE_S = 1.0
+"""Silence after which a core counts as stalled where one is stopped: twenty beats."""
+
 
 @contextlib.asynccontextmanager
 async def replicas(
-    size: int = 2, *, fault_after: int = 2, **client_options: Any
+    size: int = 2,
+    *,
+    fault_after: int = 2,
+    make_options: Callable[..., FakeCoreOptions] = FakeCoreOptions,
+    **client_options: Any,
 ) -> AsyncGenerator[EngineHost]:
     """Fake cores behind one client, all of them ready."""
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=60.0, first_beat_s=60.0),
+        stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
         restart_policy=RESTART_AT_ONCE,
-        command=FakeCoreOptions(step_s=0.005, fault_after=fault_after).command(),
+        command=make_options(step_s=0.005, fault_after=fault_after).command(),
     )
     async with host_engine(
         {"data_parallel_size": size},
@@ -130,7 +139,7 @@ def test_requests_without_a_limit_are_spread() -> None:
     """Fault: each of their tokens made an engine look less busy, and it got all new requests."""
 
     async def work() -> None:
-        async with replicas() as host:
+        async with replicas(make_options=FakeCoreOptions.endless) as host:
             client: Any = host.client
             for _ in range(6):
                 stream = await ask(client, [1, 2], max_tokens=None)
@@ -200,15 +209,14 @@ def test_readings_of_a_dead_engine_are_not_of_the_moment() -> None:
     heartbeat."""
 
     async def work() -> None:
-        async with replicas() as host:
+        async with replicas(make_options=FakeCoreOptions.endless) as host:
             client: Any = host.client
-            streams = [await ask(client, [i, 3], max_tokens=250) for i in range(4)]
+            streams = [await ask(client, [i, 3], max_tokens=ENDLESS) for i in range(4)]
             while client.stats.num_running < 4:
                 await asyncio.sleep(0.01)
             before = clients_of(host)[0].stats
             os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
-            while clients_of(host)[0].status.state is EngineState.READY:
-                await asyncio.sleep(0.001)
+            await until_state(clients_of(host)[0], EngineState.RESTARTING)
             lost, stats = clients_of(host)[0].stats, client.stats
             assert stats.num_running + stats.num_waiting <= 4
             assert (lost.num_running, lost.num_waiting, lost.num_used_blocks) == (0, 0, 0)
@@ -225,10 +233,10 @@ def test_aborts_reach_the_engine_that_has_the_stream_now() -> None:
     """Turns red when a moved stream still belongs to the client that it came from."""
 
     async def work() -> None:
-        async with replicas() as host:
+        async with replicas(make_options=FakeCoreOptions.endless) as host:
             client: Any = host.client
             found = Collected()
-            stream = await ask(client, [3, 4], max_tokens=250)
+            stream = await ask(client, [3, 4], max_tokens=ENDLESS)
             task = asyncio.ensure_future(collect(stream, found))
             while not found.tokens:
                 await asyncio.sleep(0.01)
@@ -253,10 +261,11 @@ def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
     whole, or in one step. What has had tokens stays, and the engine forgets the rest."""
 
     async def work() -> None:
-        async with replicas(silence_s=0.3, stuck_step_s=0.3) as host:
+        limits = {"silence_s": SILENCE_S, "stuck_step_s": 0.3}
+        async with replicas(make_options=FakeCoreOptions.endless, **limits) as host:
             client: Any = host.client
             hung, other = clients_of(host)
-            stays = await ask(hung, [3, 4], max_tokens=200)
+            stays = await ask(hung, [3, 4], max_tokens=ENDLESS)
             task = asyncio.ensure_future(collect(stays))
             while not stays.num_tokens:
                 await asyncio.sleep(0.01)
@@ -264,7 +273,7 @@ def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
                 os.kill(host.supervisors[0].pid or 0, signal.SIGSTOP)
             else:
                 await ask(hung, [5, fatal, 7], max_tokens=50)
-                while (hung._watch._beat.step_seconds or 0) < 0.1:  # type: ignore[union-attr]
+                while not hung.is_stuck:
                     await asyncio.sleep(0.01)
             waiting = [await ask(hung, [i, 9], n=1 + i % 2, max_tokens=20) for i in range(6)]
             for i, found in enumerate(await asyncio.gather(*map(collect, waiting))):
@@ -280,12 +289,15 @@ def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
             again = await ask(client, [8, 8], max_tokens=5)  # though the hung one has less to do
             assert (await collect(again)).tokens[0] == FAKE_MODEL.expected_tokens([8, 8], 5, 0)
             if fatal is None:
+                had = stays.num_tokens
                 os.kill(host.supervisors[0].pid or 0, signal.SIGCONT)
-                assert (await task).tokens[0] == FAKE_MODEL.expected_tokens([3, 4], 200, 0)
+                while stays.num_tokens < had + 50:
+                    await asyncio.sleep(0.01)
+            stays.abort()
+            tokens = (await task).tokens[0]
+            assert tokens == FAKE_MODEL.expected_tokens([3, 4], len(tokens), 0)
+            if fatal is None:
                 await until_idle(hung)
-            else:
-                stays.abort()
-                await task
 
     run(work())
 
@@ -294,14 +306,16 @@ def test_what_an_engine_computes_when_it_stops_goes_elsewhere_once() -> None:
     """Its request may be what stopped it, and must not stop one engine after the other."""
 
     async def work() -> None:
-        async with replicas(3, fault_after=0, silence_s=0.3) as host:
-            client: Any = host.client
-            stream = await ask(clients_of(host)[0], [5, STOPPER, 7], max_tokens=50)
-            while len([c for c in clients_of(host) if c.status.state is EngineState.STALLED]) < 2:
+        async with replicas(3, fault_after=0, silence_s=SILENCE_S) as host:
+            first, *others = clients_of(host)
+            stream = await ask(first, [5, STOPPER, 7], max_tokens=50)
+            while not (having := [each for each in others if each.num_unfinished]):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(1.0)
-            assert client.status.state is EngineState.READY
-            assert sum(each.num_unfinished for each in clients_of(host)) == 1
+            await until_state(having[0], EngineState.STALLED)
+            (last,) = {*others} - {*having}
+            await until_fresh(last)
+            assert [each.num_unfinished for each in (first, having[0], last)] == [0, 1, 0]
+            assert host.client.status.state is EngineState.READY
             stream.abort()
 
     run(work())
@@ -403,8 +417,7 @@ def test_a_prefix_that_a_new_engine_lacks_is_not_held() -> None:
             await collect(await client.add(pinning(client, PREFIX)))
             (first,) = await pins_of(client)
             os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
-            while clients_of(host)[0].status.state is EngineState.READY:
-                await asyncio.sleep(0.01)
+            await until_state(clients_of(host)[0], EngineState.RESTARTING)
             assert len(await pins_of(client)) == 1, "all that are left have it"
             await until_all_ready(host)
             assert await pins_of(client) == ()
@@ -467,7 +480,7 @@ def test_a_pause_holds_in_an_engine_that_could_not_take_it() -> None:
     paused, and the answer said that all are paused."""
 
     async def work() -> None:
-        async with replicas(silence_s=0.3) as host:
+        async with replicas(silence_s=SILENCE_S) as host:
             client: Any = host.client
             stopped = clients_of(host)[1]
             streams = [await ask(client, [i], max_tokens=200) for i in range(2)]

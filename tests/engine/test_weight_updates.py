@@ -193,7 +193,7 @@ def fake_replicas(size: int = 2, breaks_weights: int = -1) -> Any:
     make_supervisor = partial(
         EngineSupervisor,
         heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=60.0, first_beat_s=60.0),
+        stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
         restart_policy=RESTART_AT_ONCE,
         command=FakeCoreOptions(breaks_weights=breaks_weights).command(),
     )

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 import quire
@@ -49,6 +51,8 @@ ANSWERS = {
     "docs/batches.md": r'"custom_id":\s*"name".*"status_code":\s*200',
 }
 """Text that the code of a page prints, somewhere."""
+CLIENTS = (httpx.Client, openai.OpenAI, anthropic.Anthropic)
+"""Kinds of clients that a page leaves open, as a program may at its end."""
 
 
 def pages() -> list[Path]:
@@ -108,10 +112,14 @@ def test_python_of_a_page(
 
     monkeypatch.setattr(quire, "LLM", made)
     space: dict[str, Any] = {"llm": llm, "LLM": made, "SamplingParams": quire.SamplingParams}
-    for text in blocks(page, "python"):
-        said = re.sub(r"#.*", "", text)
-        if not any(name in said for name in NOT_RUN):
-            exec(compile(text.replace(URL, server.url), str(page), "exec"), space)
+    try:
+        for text in blocks(page, "python"):
+            said = re.sub(r"#.*", "", text)
+            if not any(name in said for name in NOT_RUN):
+                exec(compile(text.replace(URL, server.url), str(page), "exec"), space)
+    finally:
+        for client in [each for each in space.values() if isinstance(each, CLIENTS)]:
+            client.close()
     expected = ANSWERS.get(str(page.relative_to(ROOT)))
     printed = capsys.readouterr().out
     assert expected is None or re.search(expected, printed, re.DOTALL), printed

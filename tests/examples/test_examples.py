@@ -123,9 +123,9 @@ def test_structured_output(
     assert whole.startswith("name=")
     assert re.match(r"\d+ pieces: name=", streamed)
     assert choice in ("complaint", "praise", "question")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    pieces, city = example.stream(client, MODEL, "Describe the city of Lima.")
-    assert example.City.model_validate_json("".join(pieces)) == city
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        pieces, city = example.stream(client, MODEL, "Describe the city of Lima.")
+        assert example.City.model_validate_json("".join(pieces)) == city
 
 
 @pytest.mark.parametrize("example", ["tokens_in_tokens_out"], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.grammar import MAX_SOURCE_BYTES, GrammarSpec, StructuredOutputsParams
 from tests.grammar.bundled_tokens import EOS, grammars, tokenizer
 from tests.grammar.hostile import HOSTILE
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_for
 
 V = 4096
 
@@ -365,6 +366,19 @@ def test_the_child_gives_way_to_its_parent(shared: GuidanceGrammars) -> None:
     assert os.getpriority(os.PRIO_PROCESS, child) == min(own + 10, 19)
     assert os.getsid(child) == os.getsid(0)
     assert os.getpgid(child) != os.getpgid(0)  # Ctrl-C in a terminal is not for it
+
+
+def test_a_child_ends_with_its_trial() -> None:
+    """Fault: an engine that nobody shut down left a process and its pipes."""
+    found = grammars(V)
+    opened(found, request(StructuredOutputsParams(regex="yes").spec))
+    assert found._trial is not None
+    child = found._trial._child
+    assert child is not None
+    assert child.poll() is None
+    del found
+    gc.collect()
+    wait_for(lambda: child.returncode is not None, "end of the child")  # its thread may hold it
 
 
 def test_the_cache_is_bounded_and_keeps_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tests.image_writer import as_bytes, picture
-from tests.profiles import examples
+from tests.profiles import SCALE, examples
 
 from quire.errors import RequestError
 from quire.rendering.media.decode import decode_image
@@ -146,7 +146,7 @@ def test_too_many_bytes_are_refused() -> None:
     kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF"]),
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8),
 )
-@examples(150)
+@examples(150 if SCALE == 1 else 500)  # 10,000 in `make soak`
 def test_damaged_images_are_shown_or_refused(kind: str, flips: list[tuple[int, int]]) -> None:
     data = bytearray(FILES[kind])
     for place, value in flips:

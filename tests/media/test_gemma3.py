@@ -72,20 +72,24 @@ def spec_of(side: int = GEMMA_SIDE, config: Any = (), **processor: Any) -> Gemma
     return read_images(RawConfig(given, "config.json"), read, 32)
 
 
-def prepared(spec: Gemma3ImageSpec, image: Any, *, is_low: bool = False) -> Any:
-    return Gemma3Preparer(spec, None)(image, is_low=is_low)  # type: ignore[arg-type]
+def prepared(
+    spec: Gemma3ImageSpec, image: Any, *, is_low: bool = False, tokenizer: Any = None
+) -> Any:
+    return Gemma3Preparer(spec, tokenizer)(image, is_low=is_low)
 
 
-def pixels_of(spec: Gemma3ImageSpec, image: Any) -> np.ndarray:
-    tiles = prepared(spec, image).data
+def pixels_of(spec: Gemma3ImageSpec, image: Any, tokenizer: Any = None) -> np.ndarray:
+    """tokenizer: needed by images with crops."""
+    tiles = prepared(spec, image, tokenizer=tokenizer).data
     levels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
-    return normalised(spec.levels, levels.view(1, tiles.height, tiles.width, 3)).numpy()
+    shape = (tiles.num_tiles, tiles.height, tiles.width, 3)
+    return normalised(spec.levels, levels.view(shape)).numpy()
 
 
-def of_transformers(side: int, image: Any) -> np.ndarray:
+def of_transformers(side: int, image: Any, **more: Any) -> np.ndarray:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    given: dict[str, Any] = {**GEMMA_PROCESSOR, "size": {"height": side, "width": side}}
+    given: dict[str, Any] = {**GEMMA_PROCESSOR, "size": {"height": side, "width": side}, **more}
     processor = Gemma3ImageProcessorPil(**given)
     return np.asarray(processor([image], return_tensors="np")["pixel_values"])
 
@@ -272,7 +276,10 @@ def test_few_tokens_in_a_step_leave_room_for_an_image(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("processor", "config", "words"),
     [
-        ({"do_pan_and_scan": True}, {}, "do_pan_and_scan=True is not supported"),
+        ({"do_pan_and_scan": "yes"}, {}, "do_pan_and_scan='yes' must be of type bool"),
+        ({"pan_and_scan_max_num_crops": 0}, {}, "pan_and_scan_max_num_crops=0 must be at least 1"),
+        ({"pan_and_scan_min_crop_size": 0}, {}, "pan_and_scan_min_crop_size=0 must be at least 1"),
+        ({"pan_and_scan_min_ratio_to_activate": float("nan")}, {}, "must be of type float, and"),
         ({"size": {"height": 32, "width": 64}}, {}, "images of 64 x 32 pixels do not fit"),
         ({}, {"mm_tokens_per_image": 12}, "mm_tokens_per_image=12"),
         ({}, {"mm_tokens_per_image": 9}, "mm_tokens_per_image=9"),

@@ -42,6 +42,8 @@ from quire.platform import detect_platform
 from quire.protocol.media import ImageTiles
 from quire.rendering.media.idefics3 import make_tiles
 from quire.rendering.media.images import ImagesByName
+from quire.rendering.media.parts import images_of
+from quire.rendering.media.sources import RowsSource
 
 
 @pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
@@ -124,6 +126,29 @@ def test_images_by_name(llm: LLM) -> None:
         (found,) = llm.chat([{"role": "user", "content": [part]}], GREEDY, use_tqdm=False)
         chats.append([*found.prompt_token_ids, *tokens(found)])
     assert chats[0] == chats[1]
+
+
+def test_a_named_image_is_kept_as_it_was(llm: LLM) -> None:
+    """The program may draw on its image of Pillow after it was sent."""
+    image, text = picture(50, 60, seed=8), f"A {IMAGE}"
+    sent = {**asked(text, image), "multi_modal_uuids": {"image": ["drawn"]}}
+    (first,) = llm.generate(sent, GREEDY, use_tqdm=False)
+    encoder = worker_of(llm)._images
+    before = encoder.num_encoded
+    image.paste((255, 0, 0), (0, 0, 50, 60))
+    (again,) = llm.generate(
+        {"prompt": text, "multi_modal_uuids": {"image": ["drawn"]}}, GREEDY, use_tqdm=False
+    )
+    assert tokens(again) == tokens(first) and encoder.num_encoded == before
+
+
+def test_a_grid_is_kept_as_it_was() -> None:
+    grid = [[1, 2, 4]]
+    rows = {"image_embeds": torch.zeros(2, 4), "image_grid_thw": grid}
+    (source,) = images_of({"multi_modal_data": {"image": rows}})
+    grid[0][1] = 6
+    assert isinstance(source.value, RowsSource)
+    assert source.value.read("image", 1000)[1] == (1, 2, 4)
 
 
 @pytest.mark.parametrize(

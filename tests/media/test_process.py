@@ -226,7 +226,14 @@ def test_images_that_wait_are_not_encoded_at_the_end() -> None:
         for handle in range(3):
             intake.put(client, PutMedia(handle, handle, ImageTiles(b"", 1, 28, 28)))
         assert core.started.wait(60)
-        threading.Timer(0.1, core.may_end.set).start()
+
+        def end_once_told() -> None:
+            waiting.wait_for(lambda: intake._encoder._jobs.qsize() == 3, "the word to end")
+            core.may_end.set()
+
+        ending = threading.Thread(target=end_once_told)
+        ending.start()
+    ending.join()
     assert core.begun == [0]
 
 

@@ -348,6 +348,7 @@ class TestOwnPolicy:
         (record,) = [each for each in caplog.records if "scheduling_policy" in each.message]
         assert "Broken" in record.message
 
+    @pytest.mark.usefixtures("pythons_own_handler")
     def test_ctrl_c_while_one_is_asked_is_no_fault_of_it(self, monkeypatch):
         monkeypatch.setattr(f"{__name__}.BROKEN", {"first": KeyboardInterrupt()})
         simulation = simulate(ONE_SLOT, f"{__name__}:Broken")

@@ -104,6 +104,14 @@ def wait_until_gone(session: int) -> None:
     wait_for(lambda: not members_of(session), f"end of the processes of session {session}")
 
 
+def listening_sockets(port: int) -> set[str]:
+    """Kernel's numbers of the sockets that listen on a port. A port that was freed may be
+    another program's at once, so that only these numbers tell whether a server has left it."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    found = (line.split() for line in lines)
+    return {each[9] for each in found if (int(each[1][-4:], 16), each[3]) == (port, "0A")}
+
+
 def members_of(session: int) -> list[int]:
     """Processes of a session that have not ended."""
     found: list[int] = []

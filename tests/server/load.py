@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.bench.record import percentile
 from tests.engine.fake_core_process import FakeCoreOptions
-from tests.server.fake_serve import FakeServer, members_of
+from tests.server.fake_serve import FakeServer, listening_sockets, members_of
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 120.0
@@ -48,6 +48,11 @@ class Reply:
     def status(self) -> int:
         """0 if no answer came."""
         return int(self.data[9:12]) if self.data.startswith(b"HTTP/1.1 ") else 0
+
+    @property
+    def was_never_heard(self) -> bool:
+        """The connection was reset before a byte came: a server that ends has not accepted it."""
+        return self.has_failed and not self.data and self.seconds < LIMIT_S
 
     @property
     def ending(self) -> str:
@@ -199,6 +204,7 @@ async def abort_storm(
     seconds = time.monotonic() - began
     held = await leftovers(port)
     again = await exchange(port, requests[0])
+    await _until_closed(server, files_before)
     return {
         "requests": num_requests,
         "requests_per_s": num_requests / seconds,
@@ -212,12 +218,21 @@ async def abort_storm(
     }
 
 
+async def _until_closed(server: FakeServer, num_files: int) -> None:
+    """Wait until the server has as few files open as it had, or so long that others will stay."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_S / 4):
+            while server.num_files() > num_files:
+                await asyncio.sleep(0.02)
+
+
 # --- overload -------------------------------------------------------------------------------------
 
 
 async def overload(server: FakeServer, factor: float, seconds: float, num_clients: int) -> Figures:
     """The peak first, from `num_clients` clients who each wait for their answer; then requests at
-    `factor` times that rate, whatever becomes of them."""
+    `factor` times that rate, whatever becomes of them. They are at least `factor` for each client:
+    a machine that stood still at the peak has none."""
     port, request = server.port, chat_request("Count.", max_tokens=20)
     completed: list[float] = []
 
@@ -235,10 +250,11 @@ async def overload(server: FakeServer, factor: float, seconds: float, num_client
         reply = await exchange(port, request)
         replies.append((time.monotonic(), reply))
 
+    count = int(factor * max(peak * seconds, num_clients))
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for number in range(int(factor * peak * seconds)):
-            await asyncio.sleep(began + number / (factor * peak) - time.monotonic())
+        for number in range(count):
+            await asyncio.sleep(began + number * seconds / count - time.monotonic())
             group.create_task(impatient())
         offered_s = time.monotonic() - began
     done = [when for when, reply in replies if reply.ending == "done"]
@@ -249,7 +265,7 @@ async def overload(server: FakeServer, factor: float, seconds: float, num_client
         "peak_per_s": peak,
         "offered_per_s": len(replies) / offered_s,
         "goodput_per_s": goodput,
-        "goodput_share": goodput / peak,
+        "goodput_share": goodput / peak if peak else math.nan,
         "done": len(done),
         "rejected": len(rejected),
         "rejected_without_retry_after": sum(b"retry-after: " not in r.data for r in rejected),
@@ -274,6 +290,8 @@ async def shutdown_under_load(
 
     delay_s: before that; infinite: until the server has all the streams."""
     port = server.port
+    listeners = listening_sockets(port)
+    assert listeners, "the port of the server"
     requests = [chat_request(f"Say {i}.", max_tokens=40, stream=i % 4 != 3) for i in range(8)]
     tasks = [
         asyncio.create_task(exchange(port, requests[i % len(requests)])) for i in range(num_streams)
@@ -282,20 +300,22 @@ async def shutdown_under_load(
     send: Callable[[int, int], None] = os.killpg if to_group else os.kill
     send(server.process.pid, signal.SIGTERM)
     began = time.monotonic()
-    tasks += [asyncio.create_task(exchange(port, request)) for request in requests]
+    late = [asyncio.create_task(exchange(port, request)) for request in requests]
     replies = await asyncio.gather(*tasks)
+    late_replies = await asyncio.gather(*late)
     status = await asyncio.to_thread(server.process.wait, LIMIT_S)
     seconds = time.monotonic() - began
     endings = Counter(reply.ending for reply in replies)
+    endings.update("closed" if each.was_never_heard else each.ending for each in late_replies)
     await _until_gone(server)
     return {
-        "streams": len(replies),
+        "streams": len(replies) + len(late_replies),
         **{name: endings[name] for name in ("done", "error", "refused", "closed", "broken")},
         "exit_status": status,
         "exit_s": seconds,
         "left_processes": len(members_of(server.process.pid)),
         "left_files": len(list(server.directory.iterdir())),
-        "left_port": float(_is_open(port)),
+        "left_port": float(bool(listeners & listening_sockets(port))),
     }
 
 
@@ -314,14 +334,6 @@ async def _until_gone(server: FakeServer) -> None:
         async with asyncio.timeout(LIMIT_S / 4):
             while members_of(server.process.pid):
                 await asyncio.sleep(0.02)
-
-
-def _is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 # --- slow readers ---------------------------------------------------------------------------------

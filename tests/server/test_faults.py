@@ -140,8 +140,8 @@ def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict: RunningSe
             wait_for(lambda: connection.sendall(b"x"), "end of the connection")
 
 
-def test_a_body_that_was_not_read_leaves_the_connection_usable(strict: RunningServer) -> None:
-    with connect(strict) as connection:
+def test_a_body_that_was_not_read_leaves_the_connection_usable(server: RunningServer) -> None:
+    with connect(server) as connection:
         for _ in range(2):
             connection.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\n")
             connection.sendall(b"content-length: 1000\r\n\r\n")

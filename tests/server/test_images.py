@@ -7,6 +7,7 @@ import base64
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.image_writer import (
     write_vision_checkpoint,
 )
 from tests.server.in_memory import RealClient
-from tests.server.running import RunningServer, running_server
+from tests.server.running import PATIENT, RunningServer, running_server
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 DATA = base64.b64encode(as_bytes(picture(100, 70))).decode()
@@ -70,7 +71,8 @@ def front_of(folder: Path) -> ModelFront:
 @pytest.fixture(scope="module")
 def served(folder: Path, llm: LLM, data_dir: Path) -> Iterator[RunningServer]:
     front = front_of(folder)
-    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir))
+    limits = replace(PATIENT, max_named_images=2)
+    settings = ServerSettings(disable_access_log=True, data_dir=str(data_dir), limits=limits)
     with running_server(front, settings, RealClient(llm)) as server:
         yield server
 
@@ -145,8 +147,13 @@ def test_the_second_turn_finds_the_image_cached(http: httpx.Client) -> None:
     assert cached >= (num_prompt - 16) // 16 * 16
 
 
-def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+@pytest.fixture
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as found:
+        yield found
+
+
+def test_the_sdk_of_openai(client: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
     found = client.chat.completions.create(
         model="bundled",
         messages=question(image()),  # type: ignore[arg-type]
@@ -180,21 +187,40 @@ def test_the_sdk_of_openai(served: RunningServer, http: httpx.Client, wanted: st
 
 
 def test_the_sdk_of_anthropic(served: RunningServer, http: httpx.Client, wanted: str) -> None:
-    client = anthropic.Anthropic(base_url=served.url, api_key="none")
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
-    found = client.messages.create(
-        model="bundled",
-        max_tokens=8,
-        messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
-        extra_body={"ignore_eos": True, "temperature": 0},
-    )
+    with anthropic.Anthropic(base_url=served.url, api_key="none") as client:
+        found = client.messages.create(
+            model="bundled",
+            max_tokens=8,
+            messages=question({"type": "image", "source": source}),  # type: ignore[arg-type]
+            extra_body={"ignore_eos": True, "temperature": 0},
+        )
     (block,) = found.content
     assert block.type == "text" and block.text == wanted
 
 
-def test_uploaded_files(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+def test_langchain(served: RunningServer, http: httpx.Client, wanted: str) -> None:
+    """LangChain is no dependency: install langchain-openai to run it."""
+    chat_model: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+    model = chat_model(
+        model="bundled",
+        base_url=f"{served.url}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    for part in (
+        {"type": "image", "base64": DATA, "mime_type": "image/png"},
+        {"type": "image", "source_type": "base64", "data": DATA, "mime_type": "image/png"},
+        image(),
+    ):
+        assert model.invoke(question(part)).content == wanted
+        assert "".join(each.content for each in model.stream(question(part))) == wanted
+
+
+def test_uploaded_files(client: openai.OpenAI, http: httpx.Client, wanted: str) -> None:
     """In each API; a later turn reads the file again."""
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     file = client.files.create(file=("a.png", base64.b64decode(DATA)), purpose="vision")
     assert (file.purpose, file.bytes) == ("vision", len(base64.b64decode(DATA)))
     part: dict[str, Any] = {"type": "input_image", "file_id": file.id}
@@ -459,6 +485,36 @@ def test_sessions_keep_their_images(http: httpx.Client, route: str) -> None:
         cached = usage.get("cache_read_input_tokens", 0)
         counts.append(usage.get("prompt_tokens", usage.get("input_tokens", 0) + cached))
     assert counts[1] > counts[0] > 10 * TOKENS_PER_TILE
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES])
+def test_a_conversation_over_an_image_that_is_kept_no_more(http: httpx.Client, route: str) -> None:
+    """The error names the part and the image; a turn that sends the image again goes on."""
+    name, is_chat = f"gone {route}", route == CHAT
+    sent: dict[str, Any] = {"type": "input_image", "image_url": URL, "uuid": name}
+    named = {"type": "input_image", "uuid": name}
+    text = {"type": "text" if is_chat else "input_text", "text": "What?"}
+
+    def turn(*parts: dict[str, Any], **more: Any) -> httpx.Response:
+        said = [{"role": "user", "content": [*parts, text]}]
+        field, bound = ("messages", "max_tokens") if is_chat else ("input", "max_output_tokens")
+        return http.post(route, json={"model": "bundled", field: said, bound: 8, **more})
+
+    assert turn(sent).status_code == 200
+    more: dict[str, Any] = {"session_id": f"over {name}"} if is_chat else {}
+    first = turn(named, **more)
+    assert first.status_code == 200, first.text
+    if not is_chat:
+        more = {"previous_response_id": first.json()["id"]}
+    for other in ("one", "two"):
+        assert http.post(CHAT, json=asked(image(uuid=other))).status_code == 200
+    answer = turn(**more)
+    assert answer.status_code == 400
+    place = "messages[0].content[0].uuid" if is_chat else "input[0].content[0].uuid"
+    words = f"{place} is '{name}', and no image of that name is kept: send the image with its uuid"
+    assert words in answer.json()["error"]["message"]
+    assert turn(sent, **more).status_code == 200
+    assert turn(**more).status_code == 200
 
 
 def test_places_are_those_of_the_request(http: httpx.Client) -> None:

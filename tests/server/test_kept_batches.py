@@ -264,21 +264,27 @@ def test_interactive_requests_go_first(client: openai.OpenAI, kept: RunningServe
 def test_a_restart_goes_on_where_the_server_ended(tmp_path: Path) -> None:
     first, second = InMemoryClient(), InMemoryClient()
     ids = [f"line-{number}" for number in range(80)]
-    with started(tmp_path, first) as (server, client):
+    ended, step = list[Any](), first.engine.core.step
+
+    def step_until_some_have_ended(now: float) -> Any:
+        output = step(now)
+        ended.extend(output.finished)
+        first.paused = len(ended) >= 10
+        return output
+
+    first.engine.core.step = step_until_some_have_ended
+    with started(tmp_path, first) as (_, client):
         source = upload(client, *map(line, ids))
         asked = client.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
+        aside = tmp_path / "files" / f"{asked.id}.out.partial"
 
-        def has_begun() -> bool:
-            counts = client.batches.retrieve(asked.id).request_counts
-            aside = tmp_path / "files" / f"{asked.id}.out.partial"
-            return counts is not None and aside.exists() and b"line-7" in aside.read_bytes()
+        def are_written() -> bool:
+            is_there = first.paused and aside.exists()
+            return is_there and len(aside.read_bytes().splitlines()) == len(ended)
 
-        wait_for(has_begun, "answers of the batch")
-        server.call(lambda: setattr(first, "paused", True))
-        time.sleep(0.1)
-    aside = tmp_path / "files" / f"{asked.id}.out.partial"
+        wait_for(are_written, "answers of the batch")
     num_answered = len(aside.read_bytes().splitlines())
-    assert 0 < num_answered <= 80
+    assert num_answered == len(ended) < 80
     with started(tmp_path, second) as (_, client):
         batch = finished(client, asked.id)
         assert batch.status == "completed" and batch.request_counts.completed == 80

@@ -42,11 +42,11 @@ def test_an_end_is_content_filter(http: httpx.Client, path: str) -> None:
 
 
 def test_the_sdk_reads_it(server: RunningServer) -> None:
-    sdk = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    found = sdk.chat.completions.create(
-        model=MODEL, messages=BODIES[CHAT]["messages"], n=2, extra_body={"hooks": ["three"]}
-    )
-    assert [choice.finish_reason for choice in found.choices] == ["content_filter"] * 2
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as sdk:
+        found = sdk.chat.completions.create(
+            model=MODEL, messages=BODIES[CHAT]["messages"], n=2, extra_body={"hooks": ["three"]}
+        )
+        assert [choice.finish_reason for choice in found.choices] == ["content_filter"] * 2
 
 
 @pytest.mark.parametrize(

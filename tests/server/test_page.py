@@ -270,7 +270,7 @@ def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
     """Fault: the holder of one key learns ids of another's requests from the map, or a waiting
     request has no reason."""
     keys = (KEY, "another-key-0123456789")
-    client = InMemoryClient(step_s=0.01, max_num_seqs=1)
+    client = InMemoryClient(step_s=0.1, max_num_seqs=1)
     settings = ServerSettings(api_key=keys, disable_access_log=True)
     with (
         running_server(front, settings, client) as server,

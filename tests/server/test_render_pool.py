@@ -47,15 +47,27 @@ def test_gives_results_and_errors() -> None:
     run(work())
 
 
+async def left_behind(pool: RenderPool, release: threading.Event) -> RefusedError:
+    """The refusal of work that has begun and does not end in time. On a busy machine it may have
+    to be given more than once until a thread begins it in time."""
+    num_left, usual = pool.num_left, pool._timeout_s
+    pool._timeout_s = 0.05
+    while True:
+        with pytest.raises(RefusedError) as refused:
+            await pool.run(release.wait)
+        if pool.num_left > num_left:
+            pool._timeout_s = usual
+            return refused.value
+
+
 def test_work_that_never_ends_does_not_stop_the_rest() -> None:
     release = threading.Event()
 
     async def work() -> None:
-        pool = RenderPool(1, 0.5)
+        pool = RenderPool(1, WAIT_S)
         for _ in range(LEFT_PER_THREAD):
-            with pytest.raises(RefusedError, match="render_timeout_s") as refused:
-                await pool.run(release.wait)
-            assert refused.value.status == 400
+            refused = await left_behind(pool, release)
+            assert refused.status == 400 and "render_timeout_s" in str(refused)
             assert await pool.run(lambda: "served") == "served"
         assert pool.num_left == LEFT_PER_THREAD
         release.set()
@@ -72,10 +84,10 @@ def test_the_threads_that_are_left_are_bounded() -> None:
     before = threading.active_count()
 
     async def work() -> None:
-        pool = RenderPool(1, 0.05)
+        pool = RenderPool(1, WAIT_S)
         for _ in range(LEFT_PER_THREAD + 1):
-            with pytest.raises(RefusedError):
-                await pool.run(release.wait)
+            await left_behind(pool, release)
+        pool._timeout_s = 0.05
         for _ in range(3):
             with pytest.raises(RefusedError) as refused:
                 await pool.run(release.wait)

@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
-from tests.server.fake_serve import members_of
+from tests.server.fake_serve import listening_sockets, members_of
 from tests.waiting import WAIT_S, wait_for
 
 CODE = """
@@ -89,10 +89,14 @@ class Serving:
         return status
 
 
+HUNG_UP = (httpx.NetworkError, httpx.RemoteProtocolError)
+"""Errors of a client at a server that ends. It resets connections that it has not accepted yet."""
+
+
 def get_status(url: str) -> int:
     try:
         return waiting.get(f"{url}/readyz").status_code
-    except httpx.ConnectError:
+    except HUNG_UP:
         return 0
 
 
@@ -149,11 +153,13 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
         server.wait_until_ready()
         answer = waiting.post(f"{url}{CHAT}", json={**LONG, "stream": False, "max_tokens": 5})
         assert waiting.get(f"{url}/no-such-route").status_code == 404
-        assert f'"POST {CHAT} HTTP/1.1" 200' in server.text
+        wait_for(lambda: f'"POST {CHAT} HTTP/1.1" 200' in server.text, "line of the log")
         wait_for(lambda: '"GET /no-such-route HTTP/1.1" 404' in server.text, "line of the log")
         assert '"GET /readyz HTTP/1.1" 200' not in server.text  # what goes well is no news
         assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
         (core,) = children(server.process.pid)
+        listeners = listening_sockets(port := int(url.rpartition(":")[2]))
+        assert len(listeners) == 1
         with waiting.stream("POST", f"{url}{CHAT}", json=LONG) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -166,26 +172,37 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
         assert server.process.stdout.read().split() == ["False", "False"]
     assert not Path(f"/proc/{core}").exists()
     assert list(short_tmp.iterdir()) == []
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    assert listeners.isdisjoint(listening_sockets(port))
     assert "export OPENAI_BASE_URL=" + url in server.text
     assert "Application startup complete." in server.text and "tokens" in server.text
 
 
-def test_streams_outlive_the_core(short_tmp: Path) -> None:
+NEXT_CORE_WAITS = """
+import functools, sys
+from quire.engine.supervision.supervisor import CORE_COMMAND, EngineSupervisor
+wait = "while [ -e {held} ]; do sleep 0.05; done; exec " + " ".join(CORE_COMMAND)
+held_up = functools.partial(EngineSupervisor, command=("sh", "-c", wait))
+"""
+
+
+def test_streams_outlive_the_core(short_tmp: Path, tmp_path: Path) -> None:
     """The core is killed while two clients read: they read on, to the same text, and the probes
     tell what happened."""
     asked = {**LONG, "max_tokens": 150, "seed": 5, "temperature": 0.9, "n": 2}
-    with serving(short_tmp) as server:
+    held = tmp_path / "held"
+    code = CODE.replace("    )\nexcept", "        make_supervisor=held_up,\n    )\nexcept")
+    with serving(short_tmp, code=NEXT_CORE_WAITS.replace("{held}", str(held)) + code) as server:
         url = server.wait_until_ready()
         uncut = text_of(waiting.post(f"{url}{CHAT}", json=asked).text)
         with waiting.stream("POST", f"{url}{CHAT}", json=asked) as stream:
             chunks = stream.iter_text()
             read = next(chunks)
             (core,) = children(server.process.pid)
+            held.touch()
             os.kill(int(core), signal.SIGKILL)
             wait_for(lambda: get_status(url) == 503, "word of the death")
             assert waiting.get(f"{url}/livez").status_code == 200
+            held.unlink()
             read += "".join(chunks)
         assert read.endswith("data: [DONE]\n\n") and read.count("[DONE]") == 1
         assert text_of(read) == uncut
@@ -214,7 +231,7 @@ def text_of(events: str) -> dict[int, str]:
 def refusal(url: str) -> int:
     try:
         status = waiting.post(f"{url}{CHAT}", json={**LONG, "stream": False}).status_code
-    except httpx.ConnectError:
+    except HUNG_UP:
         return 503
     return status if status != 200 else 0
 

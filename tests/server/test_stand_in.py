@@ -106,6 +106,7 @@ async def test_what_is_not_a_request_ends_its_own_connection() -> None:
     settings = ServerSettings(port=0, limits=Limits(header_timeout_s=0.2))
     async with standing(settings) as server:
         assert await server.exchange(b"GET /livez HTTP/1.1\r\nhost") == b""  # timed out
+    async with standing() as server:
         assert await server.exchange(b"x" * 100_000) == b""
         assert (await server.exchange(b"\x00\xff\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
         answer = await server.exchange(b"GET /livez HTTP/1.1\r\n\r\n")

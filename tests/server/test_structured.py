@@ -260,15 +260,15 @@ class Answer(BaseModel):
 
 
 def test_the_openai_client_parses(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    for seed in range(3):
-        found = client.chat.completions.parse(
-            model=MODEL, messages=MESSAGES, response_format=Answer, seed=seed,  # type: ignore[arg-type]
-        )  # fmt: skip
-        parsed = found.choices[0].message.parsed
-        if found.choices[0].finish_reason == "stop":
-            assert isinstance(parsed, Answer)
-    server.wait_until_idle()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        for seed in range(3):
+            found = client.chat.completions.parse(
+                model=MODEL, messages=MESSAGES, response_format=Answer, seed=seed,  # type: ignore[arg-type]
+            )  # fmt: skip
+            parsed = found.choices[0].message.parsed
+            if found.choices[0].finish_reason == "stop":
+                assert isinstance(parsed, Answer)
+        server.wait_until_idle()
 
 
 def test_beams_find_what_is_allowed(http: httpx.Client) -> None:

@@ -50,11 +50,11 @@ class RawConfig:
     def source(self) -> str:
         return self._source
 
-    def overridden(self, values: Mapping[str, Any]) -> RawConfig:
-        """The same with `values` in place of its own, by key."""
+    def overridden(self, values: Mapping[str, Any], setting: str = "hf_overrides") -> RawConfig:
+        """The same with `values` of a setting in place of its own, by key."""
         if not values:
             return self
-        return RawConfig({**self._data, **values}, f"{self._source} with hf_overrides")
+        return RawConfig({**self._data, **values}, f"{self._source} with {setting}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)

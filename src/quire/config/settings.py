@@ -136,6 +136,12 @@ class ModelSettings:
         "GGUF file with the image encoder of a GGUF model; if unset, the one beside the model that "
         "has mmproj in its name",
     )
+    mm_processor_kwargs: str | None = _setting(
+        None,
+        "values that stand in place of those of preprocessor_config.json, as a JSON object; images "
+        "are prepared with them",
+        kind="object",
+    )
     image_cache: int = _setting(
         64 * 2**20, "memory for encoded images that no request needs now", kind="bytes", low=0
     )

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from typing import IO
 
 import msgspec
@@ -89,11 +90,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class GrammarTrial:
-    """One child, started when it is first needed and again after each grammar that it died of."""
+    """One child, started when it is first needed and again after each grammar that it died of. It
+    ends with this, also if nobody closes it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._child: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], GrammarTrial] | None = None
 
     def check(self, spec: GrammarSpec) -> Verdict:
         """Read a grammar and try it; one that takes too much time or memory is refused.
@@ -146,6 +149,8 @@ class GrammarTrial:
             process_group=0,  # Ctrl-C is not for it
             env={**os.environ, "PYTHONPATH": path},
         )
+        self._end = weakref.finalize(self, _end, child)
+        self._end.atexit = False  # the child sees its pipe close
         vocabulary = self._vocabulary
         given = (list(vocabulary.tokens), list(vocabulary.special_ids), vocabulary.eos_id)
         _write(child.stdin, msgspec.msgpack.encode(given))
@@ -154,15 +159,18 @@ class GrammarTrial:
 
     def close(self) -> None:
         """End the child. May be called twice."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        child.wait()
+        end, self._end, self._child = self._end, None, None
+        if end is not None:
+            end()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    child.wait()
 
 
 def _write(pipe: IO[bytes] | None, data: bytes) -> None:

@@ -95,13 +95,19 @@ class SlotTree:
         self._slot_of[group] = slot_of = dict(zip(names, places, strict=True))
         for slot, name in zip(places, names, strict=True):
             self._name[slot] = name
+        kept = np.ones(len(names), np.bool_)
         if len(slot_of) < len(names):  # of twins, the last one counts
             kept = np.fromiter(map(slot_of.__getitem__, names), np.int64, len(names)) == slots
             filled[slots[~kept]] = False
             for slot in slots[~kept].tolist():
                 self._name[slot] = None
-        parents = map(slot_of.get, known["parent"].tolist(), repeat(LOST))
-        follows = np.fromiter(parents, np.int64, len(names))
+        # Most blocks stand right behind their parents.
+        follows = np.full(len(names), LOST)
+        is_next = (known["parent"][1:] == known["name"][:-1]) & kept[:-1]
+        follows[1:][is_next] = slots[:-1][is_next]
+        others = (follows == LOST).nonzero()[0]
+        parents = map(slot_of.get, known["parent"][others].tolist(), repeat(LOST))
+        follows[others] = np.fromiter(parents, np.int64, len(others))
         has_parent = known["depth"] > 0
         filled[slots[has_parent & (follows == LOST)]] = False
         for slot in slots[has_parent & (follows == LOST)].tolist():

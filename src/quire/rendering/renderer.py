@@ -34,7 +34,7 @@ _PROMPT_KEYS = frozenset(
     {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *IMAGE_FIELDS}
 )
 _FOREIGN_KEYS: Mapping[str, ForeignName] = {
-    "mm_processor_kwargs": ForeignName("images are prepared as the checkpoint says"),
+    "mm_processor_kwargs": ForeignName("the engine takes it, for all prompts"),
     "encoder_prompt": ForeignName("no model has an encoder"),
     "decoder_prompt": ForeignName("no model has an encoder; give it as the prompt"),
     "token_type_ids": ForeignName("no model reads them"),

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 
+NO_IDS: IdArray = np.zeros(0, np.int64)
 NUM_IN_CACHE = 32_768
 """Logits that are worked on together: 128 KiB."""
 
@@ -92,7 +93,9 @@ def logprobs_of(
         normalizer = log_sum_exp(row)
     num_listed = row.size if k < 0 else k
     if best is None or len(best) < num_listed:
-        best = best_ids(row, max(num_listed, len(token_ids)))
+        # To find the best takes longer than to rank one token.
+        num_best = max(num_listed, len(token_ids) if len(token_ids) > 1 else 0)
+        best = best_ids(row, num_best) if num_best else NO_IDS
     ranks = {token_id: rank for rank, token_id in enumerate(best.tolist(), 1)}
     top_ids = best[:num_listed]
     top = (row[top_ids].astype(np.float64) - normalizer).astype(np.float32)

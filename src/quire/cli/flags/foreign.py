@@ -166,7 +166,7 @@ _FLAGS_ELSEWHERE: Mapping[str, _Elsewhere] = {
     **_rows("--jinja", note="chat templates are always rendered"),
     **_rows("--chat-template-file", "--chat-template"),
     **_rows("--lora", "--lora-modules", note="with --enable-lora, as name=path"),
-    **_rows("--mmproj -mm", note="GGUF files are served for text alone"),
+    **_rows("--mmproj -mm", "--mmproj"),
     **_rows("--reasoning-format", "--reasoning-parser"),
     **_rows("--ssl-key-file", "--ssl-keyfile"),
     **_rows("--ssl-cert-file", "--ssl-certfile"),

@@ -88,7 +88,7 @@ _NOT_NEEDED: Mapping[str, ForeignName] = {
         is_told=True,
     ),
     **_names(
-        "media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb "
+        "media_io_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb "
         "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only "
         "mm_encoder_tp_mode mm_encoder_attn_backend skip_mm_profiling interleave_mm_strings "
         "disable_chunked_mm_input video_pruning_rate",

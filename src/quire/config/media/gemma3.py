@@ -1,6 +1,6 @@
 """Images of Gemma 3 (Gemma Team 2025, arXiv:2503.19786, section 2.1): one square of pixels through
 SigLIP (arXiv:2303.15343), with squares of neighbours averaged to one token each. The tokens of an
-image see each other.
+image see each other. A long image may be shown in parts too ("pan & scan", section 2.1 there).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.config.media.siglip import (
 )
 from quire.errors import ConfigError
 
-__all__ = ["FAMILIES", "Gemma3ImageSpec", "read_images"]
+__all__ = ["FAMILIES", "Gemma3ImageSpec", "PanAndScan", "read_images"]
 
 _TOWER = {
     "hidden_size": 768,
@@ -42,20 +42,59 @@ _POOL = 4
 """`Gemma3ImageSpec.pool` where GGUF files are silent."""
 
 
+Box = tuple[int, int, int, int]
+"""Left, upper, right and lower edge of a part of an image, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanAndScan:
+    """Crops of an image, in a row along its longer side.
+
+    min_size: least pixels of a side of a crop. max_crops: most crops of an image. min_ratio: least
+    ratio of the sides of an image that has crops.
+    """
+
+    min_size: int
+    max_crops: int
+    min_ratio: float
+
+    def boxes(self, width: int, height: int) -> list[Box]:
+        """Return the crops of an image; none if it is not long or not large enough. All are
+        equally long, but for the last one, which ends with the image."""
+        longer, shorter = max(width, height), min(width, height)
+        if longer / shorter < self.min_ratio:
+            return []
+        wanted = min(math.floor(longer / shorter + 0.5), longer // self.min_size)
+        size = math.ceil(longer / min(max(wanted, 2), self.max_crops))
+        if min(size, shorter) < self.min_size:
+            return []
+        spans = [(start, min(start + size, longer)) for start in range(0, longer, size)]
+        if width >= height:
+            return [(start, 0, end, height) for start, end in spans]
+        return [(0, start, width, end) for start, end in spans]
+
+
 @dataclass(frozen=True, slots=True)
 class Gemma3ImageSpec(ImageSpec):
-    """tower: encoder of the square. tokens_per_side: tokens of an image on each axis. output_size:
-    elements of a token, those of the language model. begin_id, end_id: tokens around an image.
+    """tower: encoder of the square. tokens_per_side: tokens of a square on each axis. output_size:
+    elements of a token, those of the language model. begin_id, end_id: tokens around a square.
+    crops: None if an image is one square, whatever its size.
     """
 
     preparer: ClassVar[str] = "quire.rendering.media.gemma3:Gemma3Preparer"
     encoder: ClassVar[str] = "quire.models.towers.gemma3:Gemma3Tower"
+    size_keys: ClassVar[str] = "size, image_size or pan_and_scan_max_num_crops"
 
     tower: SiglipSpec
     tokens_per_side: int
     output_size: int
     begin_id: int
     end_id: int
+    crops: PanAndScan | None = None
+
+    @property
+    def own_ids(self) -> tuple[int, ...]:
+        return self.token_id, self.begin_id, self.end_id
 
     @property
     def place_id(self) -> int:
@@ -79,12 +118,17 @@ class Gemma3ImageSpec(ImageSpec):
         size = self.tower.hidden_size
         return self.tower.num_parameters + size + size * self.output_size
 
+    @property
+    def most_made(self) -> tuple[int, int]:
+        tiles = 1 if self.crops is None else 1 + self.crops.max_crops
+        return tiles, tiles * self.tower.tile_size**2
+
     def num_rows(self, num_tiles: int, width: int, height: int) -> int:
-        fits = num_tiles == 1 and width == height == self.tower.tile_size
-        return self.whole_tokens if fits else 0
+        fits = num_tiles <= self.most_made[0] and width == height == self.tower.tile_size
+        return num_tiles * self.whole_tokens if fits else 0
 
     def work_elements(self, max_tokens: int) -> int:
-        del max_tokens  # all images have one size
+        del max_tokens  # one square after the other
         return self.tower.activation_elements
 
 
@@ -92,7 +136,6 @@ def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> Gemma
     """Read config.json and preprocessor_config.json. hidden_size: width of the language model.
     Raises ConfigError, naming the file and the key, for what quire does not compute."""
     processor = processor.with_defaults(_PROCESSOR)
-    processor.reject("do_pan_and_scan", value=True, advice="images are not cut into crops")
     tower = read_siglip(raw.section("vision_config") or RawConfig({}, raw.source), _TOWER)
     num_tokens = raw.read_size("mm_tokens_per_image", default=256)
     per_side = math.isqrt(num_tokens)
@@ -117,7 +160,19 @@ def read_images(raw: RawConfig, processor: RawConfig, hidden_size: int) -> Gemma
         output_size=hidden_size,
         begin_id=raw.read(int, "boi_token_index", "boi_token_id", default=255999),
         end_id=raw.read(int, "eoi_token_index", "eoi_token_id", default=256000),
+        crops=_read_crops(processor),
     )
+
+
+def _read_crops(processor: RawConfig) -> PanAndScan | None:
+    """Read the settings of pan & scan; None if it is off. The defaults are those of the processor
+    of `transformers`, as published files have null."""
+    crops = PanAndScan(
+        min_size=processor.read_size("pan_and_scan_min_crop_size", default=256),
+        max_crops=processor.read_size("pan_and_scan_max_num_crops", default=4),
+        min_ratio=processor.read(float, "pan_and_scan_min_ratio_to_activate", default=1.2),
+    )
+    return crops if processor.read(bool, "do_pan_and_scan", default=False) else None
 
 
 def _stated(file: ProjectorFile) -> Stated:

@@ -52,6 +52,7 @@ class IdeficsSpec(ImageSpec):
 
     preparer: ClassVar[str] = "quire.rendering.media.idefics3:IdeficsPreparer"
     encoder: ClassVar[str] = "quire.models.towers.idefics3:IdeficsTower"
+    size_keys: ClassVar[str] = "size, max_image_size or image_size"
 
     tower: SiglipSpec
     scale: int
@@ -67,6 +68,12 @@ class IdeficsSpec(ImageSpec):
     def num_parameters(self) -> int:
         projection = self.tower.hidden_size * self.scale**2 * self.output_size
         return self.tower.num_parameters + projection
+
+    @property
+    def most_made(self) -> tuple[int, int]:
+        side = math.ceil(min(self.longest_edge, LONGEST_EDGE) / self.tower.tile_size)
+        tiles = side * side + 1 if self.splits and side > 1 else 1
+        return tiles, tiles * self.tower.tile_size**2
 
     def num_rows(self, num_tiles: int, width: int, height: int) -> int:
         fits = width == height == self.tower.tile_size

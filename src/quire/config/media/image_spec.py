@@ -19,6 +19,8 @@ IMAGE_KEY = "image"
 
 NUM_CHANNELS = 3
 _RESAMPLING = range(6)
+_LARGEST_LEVEL = 1e4
+"""Largest number that a pixel may become; floats of 16 bits end at 65504."""
 
 STEPS: Mapping[str, Any] = {
     "do_convert_rgb": True,
@@ -45,12 +47,14 @@ class ImageSpec(ABC):
     """Images of a model: the way from an image to tokens of a prompt. Each family has a subclass.
 
     preparer: "module:class" of `ImagePreparer`, imported by the front. encoder: "module:class" of
-    `ImageTower`, imported by workers. token_id: image token of the language model. file: GGUF file
-    with the encoder alone; None if the model's own files have it.
+    `ImageTower`, imported by workers. size_keys: keys of the files that `most_made` follows from.
+    token_id: image token of the language model. file: GGUF file with the encoder alone; None if the
+    model's own files have it.
     """
 
     preparer: ClassVar[str]
     encoder: ClassVar[str]
+    size_keys: ClassVar[str]
 
     token_id: int
     levels: PixelLevels
@@ -71,6 +75,17 @@ class ImageSpec(ABC):
     def place_id(self) -> int:
         """Token of a prompt in whose place an image comes."""
         return self.token_id
+
+    @property
+    def own_ids(self) -> tuple[int, ...]:
+        """Token ids that quire writes into prompts with images, or looks for."""
+        return self.token_id, self.place_id
+
+    @property
+    @abstractmethod
+    def most_made(self) -> tuple[int, int]:
+        """Most tiles of an image, and most pixels that are made of one of any size: numbers that
+        follow from the checkpoint's files. Pixels that the image had before do not count."""
 
     @property
     def line_ends(self) -> int:
@@ -122,12 +137,21 @@ def read_levels(processor: RawConfig) -> PixelLevels:
     resample = processor.read(int, "resample")
     if resample not in _RESAMPLING:
         raise processor.unsupported("resample", resample, [str(i) for i in _RESAMPLING])
-    return PixelLevels(
+    levels = PixelLevels(
         resample=resample,
         factor=processor.read(float, "rescale_factor"),
         mean=_of_channels(processor, "image_mean"),
         std=_of_channels(processor, "image_std"),
     )
+    for mean, std in zip(levels.mean, levels.std, strict=True):
+        ends = [(level * levels.factor - mean) / std for level in (0, 255)]
+        if not all(abs(end) <= _LARGEST_LEVEL for end in ends):  # NaN is not either
+            raise ConfigError(
+                f"{processor.source}: rescale_factor={levels.factor}, image_mean={mean} and "
+                f"image_std={std} make numbers from {ends[0]:g} to {ends[1]:g} of pixels; take the "
+                "published file"
+            )
+    return levels
 
 
 def _of_channels(processor: RawConfig, key: str) -> tuple[float, ...]:

@@ -130,6 +130,7 @@ class QwenSpec(ImageSpec):
 
     preparer: ClassVar[str] = "quire.rendering.media.qwen_vl:QwenPreparer"
     encoder: ClassVar[str] = "quire.models.towers.qwen_vl:QwenTower"
+    size_keys: ClassVar[str] = "shortest_edge, min_pixels, image_min_pixels or patch_size"
 
     tower: QwenTowerSpec
     min_pixels: int
@@ -151,6 +152,13 @@ class QwenSpec(ImageSpec):
     def token_side(self) -> int:
         """Pixels of a side of what becomes one token."""
         return self.tower.patch_size * self.tower.merge
+
+    @property
+    def most_made(self) -> tuple[int, int]:
+        """The pixels of the narrowest image that grows, its sides rounded up."""
+        least = max(self.min_pixels, self.token_side**2)
+        longer, shorter = (math.isqrt(area) for area in (least * MOST_RATIO, least // MOST_RATIO))
+        return 1, (longer + self.token_side) * (shorter + self.token_side)
 
     def resized(self, width: int, height: int, *, is_low: bool = False) -> tuple[int, int]:
         """Return width and height of the resized image: multiples of `token_side`, with about the

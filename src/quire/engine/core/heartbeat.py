@@ -145,9 +145,12 @@ async def heartbeats(
         while True:
             data: bytes | None = None
             # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes with the data.
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(silence_s):
                     data = await socket.recv()
+            except TimeoutError:  # a reader that slept itself has what came meanwhile
+                with contextlib.suppress(zmq.Again):
+                    data = await socket.recv(zmq.NOBLOCK)
             if data is None:
                 yield None
                 continue

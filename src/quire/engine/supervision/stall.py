@@ -15,13 +15,13 @@ MAX_LOOK_INTERVAL_S = 1.0
 @dataclass(frozen=True, slots=True)
 class StallLimits:
     """min_s: no step or silence that is shorter counts as a hang. steps: nor does a step that is
-    shorter than so many of the slowest recent ones. first_beat_s: limit from the spawn to the first
-    heartbeat, while the interpreter starts. phase_s: limit of each phase of a start, except the one
-    that fetches a checkpoint, which a network makes as long as it likes."""
+    shorter than so many of the slowest recent ones. start_silence_s: limit of a silence before the
+    core is ready, while imports hold the interpreter. phase_s: limit of each phase of a start,
+    except the one that fetches a checkpoint, which a network makes as long as it likes."""
 
     min_s: float = 60.0
     steps: float = 20.0
-    first_beat_s: float = 60.0
+    start_silence_s: float = 60.0
     phase_s: float = 1800.0
 
 
@@ -44,7 +44,8 @@ class StallWatch:
         slept = max(now - self._looked - MAX_LOOK_INTERVAL_S, 0.0)
         self._spawned, self._heard, self._looked = self._spawned + slept, self._heard + slept, now
         silence = now - self._heard
-        if silence > (limits.first_beat_s if beat is None else limits.min_s):
+        is_ready = beat is not None and beat.is_ready
+        if silence > (limits.min_s if is_ready else limits.start_silence_s):
             return f"it has said nothing for {silence:.1f} s"
         if beat is None:
             return None

@@ -74,11 +74,13 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """An image as the engine takes it. token_ids: ids with one image token for each of `runs`."""
+    """An image as the engine takes it. token_ids: ids with one image token for each of `runs`.
+    lead: text before these, whose tokens depend on the text before it."""
 
     data: ImageData
     token_ids: Sequence[int]
     runs: tuple[TokenRun, ...]
+    lead: str = ""
 
 
 class ImagePreparer(Protocol):

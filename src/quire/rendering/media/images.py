@@ -157,7 +157,8 @@ class ImageRenderer:
         return prepared
 
     def _prepared(self, source: ImageSource) -> tuple[NamedImage, object, int]:
-        """Return an image, what it was read from, and the bytes of that."""
+        """Return an image, what it was read from, and the bytes of that. An image of Pillow, which
+        the program may change later, was read from a copy."""
         if isinstance(source.value, RowsSource):
             rows = source.value
             return NamedImage(self._encoded(rows, source.place), source.place), rows, len(rows.data)
@@ -166,8 +167,8 @@ class ImageRenderer:
             num_bytes = len(value)
             image = decode_image(value, source.place, access.max_bytes, access.max_pixels)
         else:
-            num_bytes = value.width * value.height * len(value.getbands())
-            image = plain_image(value, source.place, access.max_pixels)
+            value = image = plain_image(value, source.place, access.max_pixels)
+            num_bytes = image.width * image.height * len(image.getbands())
         try:
             prepared = self._prepare(image, is_low=source.detail == "low")
         except RequestError as error:
@@ -248,11 +249,32 @@ class ImageRenderer:
             count += self._line_ends[found.pop()]
         found += self._encode_line_ends(count)
 
+    def _append_text(self, found: list[int], text: str) -> None:
+        """Append a text to tokens, as the tokenizer joins it with the text at their end. Tokens
+        that it would have made otherwise stay."""
+        tokenizer, start = self._tokenizer, len(found)
+        while start and not tokenizer.is_added(found[start - 1]):
+            start -= 1
+        before = tokenizer.raw_decode(found[start:], skip_special_tokens=False)
+        if self._encode_plain(before) == found[start:]:
+            found[start:] = self._encode_plain(before + text)
+        else:
+            found += self._encode_plain(text)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Return the tokens of a text, in which nothing is a control token."""
+        tokenizer = self._tokenizer
+        if tokenizer.control_tokens.spans(text):
+            return tokenizer.control_tokens.encode(text, ())
+        return tokenizer.encode(text, add_special_tokens=False)
+
     def _append(self, found: list[int], image: PreparedImage) -> tuple[Run, ...]:
         """Append the token ids of an image, with line ends around, and return where its runs
         are."""
         image_id, left, first_row = self._spec.token_id, iter(image.runs), 0
-        if self._spec.line_ends:
+        if image.lead:
+            self._append_text(found, image.lead + "\n" * self._spec.line_ends)
+        elif self._spec.line_ends:
             self._append_line_ends(found, self._spec.line_ends)
         runs: list[Run] = []
         for each in image.token_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -143,7 +144,8 @@ def _given_rows(item: Any) -> RowsSource | None:
     from safetensors.numpy import save
 
     data = save({ROWS_PART_TYPE: item.detach().cpu().float().contiguous().numpy()})
-    return RowsSource(data, grid.tolist() if hasattr(grid, "tolist") else grid)
+    # The program may change its lists later, and a name may outlive the call.
+    return RowsSource(data, grid.tolist() if hasattr(grid, "tolist") else copy.deepcopy(grid))
 
 
 def image_part(source: ImageSource) -> dict[str, Any]:

@@ -270,18 +270,27 @@ class PromptRenderer:
         self, renderer: Renderer, images: Sequence[ImageSource], tenant: str
     ) -> tuple[ImageSource, ...]:
         """Return images, those of http: and https: URLs as bytes, which are fetched side by side,
-        and those that the server keeps. Raises RequestError for too many images, for a URL that may
-        not be fetched, and for an image that is not kept."""
+        and those that the server keeps. The name of one that it keeps no more stands for the image
+        of that name in the same request, which may be a later turn of the conversation. Raises
+        RequestError for too many images, for a URL that may not be fetched, and for an image that
+        is not there."""
         own, kept = renderer.images, self._kept_images
         assert own is not None, "it took the images"
         own.check_number(len(images))
         turns = asyncio.Semaphore(FETCHES_TOGETHER)
+        sent = {each.uuid: each for each in images if each.uuid and each.value is not None}
 
         async def fetched(image: ImageSource) -> ImageSource:
             if kept is not None and kept.has(image):
                 read = functools.partial(kept.read, image, tenant, own.access.max_bytes)
                 uuid = None if image.value is None else image.uuid  # one that is kept stays so
-                return replace(image, value=await self._pool.run(read), uuid=uuid)
+                try:
+                    return replace(image, value=await self._pool.run(read), uuid=uuid)
+                except RequestError:
+                    if image.value is not None or image.uuid not in sent:
+                        raise
+                given = await fetched(sent[image.uuid])
+                return replace(image, value=given.value, uuid=None)
             if not (isinstance(image.value, str) and is_remote(image.value)):
                 return image
             work = functools.partial(own.access.fetch, image.value, image.place)

@@ -47,7 +47,7 @@ first that a route has."""
 
 _TOOLS = "completions have no tools; send messages and tools to /v1/chat/completions"
 _REASONING = "completions do not tell reasoning from the answer; chats do"
-_MEDIA = "images are prepared as the checkpoint says"
+_MEDIA = "images of all requests are prepared alike, as --mm-processor-kwargs says"
 _ANSWERS = "answers are texts"
 _NONE: tuple[Any, ...] = ()
 
