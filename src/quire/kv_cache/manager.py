@@ -88,15 +88,8 @@ class KVManager:
         self.prefixes = PrefixLookup(self.pool, self.pool, self.states, layout)
         self.ticket_numbers = count()
         self.transfers = Transfers(self.pool)
-        self.swaps = Swaps(
-            self._tables,
-            self.block_size,
-            self.pool,
-            self.host,
-            self._updates,
-            self.transfers,
-            self.states,
-        )
+        tables = (self._tables, self.block_size, self.pool)
+        self.swaps = Swaps(*tables, self.host, self._updates, self.transfers, self.states)
         self.sources = Sources(
             self.pool,
             (*([self.host] if keeps_evicted and num_host_blocks else []), *sources),
