@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from quire.errors import EngineError
 from quire.ops.native.replay import KernelCall
 
@@ -69,6 +67,8 @@ ALONE = Team(1)
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Let torch compute what this thread asks for with `count` threads meanwhile."""
+    import torch  # with the first call: who only builds an engine needs a team without it
+
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
