@@ -51,6 +51,14 @@ IMAGE = GEMMA_BEGIN
 EXPANDED = f"\n\n{GEMMA_BEGIN}{GEMMA_SOFT * GEMMA_TOKENS}{GEMMA_END}\n\n"
 LONGER = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 SIZES = st.tuples(st.integers(1, 400), st.integers(1, 400))
+TEXTS = (
+    IMAGE,
+    f"See {IMAGE} now",
+    f"user\n{IMAGE}What?",
+    f"a\n\n\n{IMAGE}\nb\n\n",
+    f"{IMAGE}{IMAGE}",
+)
+"""Prompts with images at their ends, beside line ends, and beside each other."""
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +161,7 @@ def test_rows_of_the_tower_are_those_of_transformers(llm: LLM, folder: Path) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        f"{IMAGE}",
-        f"See {IMAGE} now",
-        f"user\n{IMAGE}What?",
-        f"a\n\n\n{IMAGE}\nb\n\n",
-        f"{IMAGE}{IMAGE}",
+        *TEXTS,
         f"\n{IMAGE}\n\n\n{IMAGE}\n",
         f"one\n{IMAGE}two {IMAGE}{IMAGE}\n\n\n\nthree\n\n",
     ],

@@ -24,7 +24,7 @@ from tests.image_writer import (
     picture,
     write_gemma_checkpoint,
 )
-from tests.media.test_gemma3 import of_transformers, pixels_of, prepared, spec_of
+from tests.media.test_gemma3 import TEXTS, of_transformers, pixels_of, prepared, spec_of
 from tests.profiles import examples, scaled
 
 from quire import LLM
@@ -129,11 +129,7 @@ def test_pixels_for_the_published_sizes(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"{IMAGE}",
-        f"See {IMAGE} now",
-        f"user\n{IMAGE}What?",
-        f"a\n\n\n{IMAGE}\nb\n\n",
-        f"{IMAGE}{IMAGE}",
+        *TEXTS,
         f"x{IMAGE}{IMAGE}\n\n\n y {IMAGE}z",
         f"The{IMAGE} <b>  {IMAGE}\n \n{IMAGE}",
         f"é{IMAGE}猫 {IMAGE}",
