@@ -4,7 +4,7 @@
 
 Two servers of one model run side by side, and one of them has work at a time. The first has
 receipts of all requests, traces to a collector that is not there, the flight recorder, and notes
-for `quire explain`. With --no-receipts no request asks for one, as by default. The second exports
+for `quire explain`. With --no-receipts, its requests ask for no receipt. The second exports
 nothing; its recorder and its notes are patched away, since they have no switch. Each turn has a
 part on each server, in changing order, and gives processor seconds of its processes for each token.
 """
