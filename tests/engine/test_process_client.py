@@ -18,6 +18,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from quire.engine.clients.engine_watch import EngineWatch
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.socket import core_address
 from quire.engine.supervision.private_directory import private_directory
@@ -486,3 +487,12 @@ def test_operations_for_later_end_as_all_of_them_would(
         await client.close()
 
     run(work())
+
+
+def test_a_core_that_stops_before_its_first_beat_holds_nobody_up() -> None:
+    """Fault: with replicas, a request waited for such a core until its supervisor replaced it."""
+    watch = EngineWatch(stalled_step_s=30, stuck_step_s=5)
+    watch.beat(None)
+    assert not watch.is_stuck, "there is no core yet"
+    watch.connected(Welcome(0, CAPACITY))
+    assert watch.is_stuck

@@ -97,8 +97,10 @@ class EngineWatch:
         """True if it is silent, or its step takes far longer than others: a request that has not
         begun does better elsewhere."""
         beat = self._beat
-        if self._instance is None or beat is None:
+        if self._instance is None:
             return False
+        if beat is None:
+            return self._is_silent
         longest = max(self._stuck_step_s, STUCK_STEPS * beat.slowest_step_seconds)
         return self._is_silent or (beat.step_seconds or 0.0) > longest
 
