@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from tests.ops.test_paged_attention import arguments, scales
+from torch.profiler import ProfilerActivity, profile
 
 from quire.errors import ConfigError
 from quire.ops import ALL_OPS
@@ -150,3 +151,28 @@ def test_an_unknown_activation_is_named() -> None:
     """Turns red when a typing error in a checkpoint's config ends in a KeyError."""
     with pytest.raises(ConfigError, match=r"'swish2'.*Use one of"):
         reference("activation")(torch.ones(1), "swish2")
+
+
+@pytest.mark.parametrize("k", [0, 1, 7, 40, 60])
+def test_token_logprobs_list_the_best_without_a_sort_of_the_row(k: int) -> None:
+    """Catches another order of equal logits, of -0.0 and of -inf, and a row sorted for a few."""
+    random = torch.Generator().manual_seed(3)
+    logits = torch.randint(-2, 3, (5, 40), generator=random).float()
+    logits[1, ::3] = -0.0
+    logits[2, 5:] = -torch.inf
+    logits[3] *= 1e-40  # below the normal numbers
+    rows = torch.tensor([4, 2, 1, 0, 3])
+    token_ids = torch.tensor([0, 4, 39, 12, 7], dtype=torch.int32)
+    with profile(activities=[ProfilerActivity.CPU]) as steps:
+        _, ranks, top_ids, top = reference("token_logprobs")(logits, rows, token_ids, k)
+    assert not {event.key for event in steps.key_averages()} & {"aten::sort", "aten::argsort"}
+    assert top_ids.dtype == torch.int32
+    for place, row in enumerate(logits[rows].double()):
+        order = sorted(range(len(row)), key=lambda token: (-float(row[token]), token))
+        listed = [token for token in order[:k] if row[token] > -torch.inf]
+        assert top_ids[place].tolist() == listed + [-1] * (k - len(listed))
+        assert ranks[place] == 1 + order.index(int(token_ids[place]))
+        expected = row.log_softmax(0).float()[listed].tolist()
+        assert top[place].tolist() == pytest.approx(
+            expected + [-math.inf] * (k - len(listed)), abs=1e-6
+        )
