@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.small_engines import kernels_by_flags
 from tests.waiting import WAIT_S
+
+__all__ = ["kernels_by_flags", "patient_disk"]
 
 
 @pytest.fixture

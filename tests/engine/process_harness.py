@@ -79,7 +79,8 @@ async def hosted(
     **client_options: Any,
 ) -> AsyncGenerator[SoleHost]:
     """Host a fake core, or with `settings` a real one that `command` runs; ready, if waited for.
-    measure: measurement by which kernels are chosen."""
+    measure: measurement by which kernels are chosen. client_options: options of a client whose core
+    is not silent when a busy machine gives it no time for seconds."""
     if settings is None:
         command = (options or FakeCoreOptions()).command()
     make_supervisor = partial(
@@ -91,7 +92,7 @@ async def hosted(
         restart_policy=policy,
         command=command,
     )
-    make_client = partial(ProcessEngineClient, **client_options)
+    make_client = partial(ProcessEngineClient, **{"silence_s": WAIT_S, **client_options})
     async with host_engine(
         settings or {}, measure=measure, make_supervisor=make_supervisor, make_client=make_client
     ) as host:

@@ -55,7 +55,9 @@ def run_and_kill(folder: Path, seed: int) -> list[dict[str, Any]]:
 
 def test_no_kill_brings_a_wrong_token(tmp_path: Path) -> None:
     expected, loaded = wanted(), 0
-    for seed in range(NUM_KILLS):
+    for seed in range(10 * NUM_KILLS):
+        if seed >= NUM_KILLS and loaded:  # a disk that others keep busy may have saved little yet
+            break
         for line in run_and_kill(tmp_path / "kv", seed):
             assert line["tokens"] == expected[line["index"]], f"after kill {seed}"
             loaded += line["loaded"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -20,9 +22,10 @@ from quire.engine.core.event_publisher import EventPublisher
 from quire.errors import ConfigError
 from quire.kv_cache import KVManager
 from quire.telemetry.kv_events import KVEventsSettings, parse_kv_events
+from tests.engine.test_rank_faults import children_of
 from tests.kv_cache.test_events import log_of, manager, of_pool, told
 from tests.kv_subscriber import Subscriber
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 FIRST_TOKENS = count(100, 9)
 
@@ -143,15 +146,18 @@ def test_the_past_has_a_size(make: Maker, monkeypatch: pytest.MonkeyPatch) -> No
     assert [number for number, _ in publisher._past] == list(range(21 - len(sizes), 21))
 
 
-def test_a_full_queue_drops_and_counts_and_then_tells_all(make: Maker) -> None:
+def test_a_full_queue_drops_and_counts_and_then_tells_all(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher, subscriber = make(max_queue_size=1)
     kv = manager()
     publisher.tell(log_of(kv))
     subscriber.catch_up()
-    publisher._waiting.append((0.0, []))  # as if the thread got no time: it is not woken
-    prompts(kv, publisher, 2)
+    gets_time, send = threading.Event(), publisher._send
+    monkeypatch.setattr(publisher, "_send", lambda: (gets_time.wait(WAIT_S), send()))
+    prompts(kv, publisher, 3)
     assert publisher.stats()["kv_events_dropped_total"] > 0
-    publisher._wake()
+    gets_time.set()
     wait_for(lambda: not publisher._waiting, "the thread")
 
     def has_caught_up() -> bool:
@@ -187,6 +193,29 @@ def test_an_address_in_use_is_refused() -> None:
         config = {"enable_kv_cache_events": True, "endpoint": address}
         with pytest.raises(ConfigError, match="cannot be used"):
             LLM(quiet=True, num_kv_blocks=64, max_model_len=64, kv_events_config=config)
+
+
+@pytest.mark.parametrize("part", ["make_policy", "engine_facts"])
+def test_a_start_that_fails_late_leaves_nothing(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Fault: ranks, threads and addresses of an engine that nobody had stayed, as when the
+    constructor of a policy raised."""
+    config = {"enable_kv_cache_events": True, "endpoint": f"ipc://{short_tmp}/events"}
+    settings: dict[str, Any] = {"quiet": True, "num_kv_blocks": 64, "max_model_len": 64}
+    before, children = set(threading.enumerate()), set(children_of(os.getpid()))
+    ends = list[bool]()
+
+    def fails(*_: object, **__: object) -> None:
+        ends.append("quire-kv-events" in {each.name for each in threading.enumerate()})
+        raise ConfigError("no")
+
+    monkeypatch.setattr(f"quire.engine.build.{part}", fails)
+    with pytest.raises(ConfigError, match=r"^no$"):
+        LLM(**settings, kv_events_config=config, tensor_parallel_size=2)
+    assert ends == [True], "it did not fail late"
+    assert not [each.name for each in set(threading.enumerate()) - before]
+    assert not set(children_of(os.getpid())) - children, "ranks"
 
 
 def test_replicas_have_addresses_of_their_own() -> None:

@@ -1,4 +1,5 @@
-"""A follower of a core's beats can be stopped, whatever comes at that moment."""
+"""A follower of a core's beats can be stopped, whatever comes at that moment, and takes no core for
+silent, stuck or draining that is not."""
 
 from __future__ import annotations
 
@@ -8,10 +9,15 @@ from pathlib import Path
 import pytest
 import zmq
 
+from quire.engine.clients.engine_watch import EngineWatch
 from quire.engine.core.heartbeat import heartbeats
 from quire.protocol.codec import encode
-from quire.protocol.messages import Heartbeat
+from quire.protocol.messages import Heartbeat, Welcome
+from quire.protocol.status import EngineCapacity, EngineState
+from quire.telemetry import EngineStats
 from tests.waiting import WAIT_S
+
+CAPACITY = EngineCapacity(64, 8, 64, 16, 64, 1024, ((None, 64),), False)
 
 
 class OneReader:
@@ -90,3 +96,30 @@ def test_a_follower_that_slept_reads_what_came_meanwhile() -> None:
         await beats.aclose()
 
     asyncio.run(work())
+
+
+HUNG = Heartbeat(0, (), is_ready=True, step_seconds=9.0, stats=EngineStats(num_running=3))
+DRAINING = Heartbeat(0, (), is_ready=True, is_draining=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [(HUNG, EngineState.STALLED), (DRAINING, EngineState.DRAINING), (None, EngineState.STALLED)],
+    ids=["hung", "draining", "silent"],
+)
+def test_what_a_core_was_says_nothing_of_the_next(
+    last: Heartbeat | None, state: EngineState
+) -> None:
+    """Fault: a core that had replaced another one counted as hung, draining or silent until its
+    next beat, and requests were refused."""
+    watch = EngineWatch(stalled_step_s=1.0, stuck_step_s=1.0)
+    watch.connected(Welcome(0, CAPACITY))
+    watch.beat(Heartbeat(0, (), is_ready=True))
+    watch.beat(last)
+    assert watch.status.state is state
+    assert watch.is_stuck == (state is EngineState.STALLED)
+    watch.disconnected()
+    assert watch.status.state is EngineState.RESTARTING
+    watch.connected(Welcome(1, CAPACITY))
+    assert (watch.status.state, watch.is_stuck) == (EngineState.READY, False)
+    assert watch.stats.num_running == 0

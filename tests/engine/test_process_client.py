@@ -26,7 +26,7 @@ from quire.engine.supervision.supervisor import RestartPolicy
 from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
-from quire.protocol.control import Inspect, Pause, Report, Resume, Sleep, Wake
+from quire.protocol.control import Inspect, Pause, Report, Resume, Sleep, Unpin, Wake
 from quire.protocol.messages import (
     HANDLES_PER_CLIENT,
     PROTOCOL_VERSION,
@@ -472,6 +472,7 @@ def test_a_request_sent_before_an_owed_operation_is_answered_is_not_replayed(
         ([SLEEP, PAUSE], [SLEEP, PAUSE]),
         ([PAUSE, SLEEP, Wake()], [Wake(), Resume()]),
         ([PAUSE, Wake(), PAUSE, Wake(), Resume()], [PAUSE, Wake(), Resume()]),
+        ([PAUSE, Unpin(3), Unpin(4), SLEEP, Wake()], [Unpin(3), Unpin(4), Wake(), Resume()]),
     ],
 )
 def test_operations_for_later_end_as_all_of_them_would(

@@ -13,7 +13,6 @@ from tests.engine.test_laws import has_kernels, workload
 from tests.models.families import Case, write_checkpoint
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number"),
 ]
 

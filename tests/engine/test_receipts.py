@@ -35,6 +35,7 @@ from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
 from tests.lora.adapters import write_adapter
 from tests.small_engines import SMALL, Maker, small_engines
+from tests.speculation.test_laws import eager_policy
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number")
 
@@ -141,8 +142,11 @@ def test_a_drawn_seed_is_stated(make: Maker) -> None:
     assert one(llm, seed=drawn.statement.choice["seed"]).id == drawn.id
 
 
-def test_receipts_do_not_say_how_an_answer_was_computed(make: Maker) -> None:
+def test_receipts_do_not_say_how_an_answer_was_computed(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Alone, in a batch, chunked, from the cache, preempted, behind drafts, at any depth."""
+    eager_policy(monkeypatch)  # what was measured beside others may make all drafts seem dear
     alone = make(max_num_seqs=1, enable_prefix_caching=False, max_num_batched_tokens=256)
     wanted = run(alone)
     assert len({each.id for each in wanted}) == len(PROMPTS)
@@ -233,7 +237,6 @@ def _scheduling() -> Any:
     return SchedulingParams()
 
 
-@pytest.mark.timeout(300)
 def test_ranks_are_not_stated_where_they_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ from tests.engine.process_harness import (
     until_idle,
     until_state,
 )
+from tests.waiting import WAIT_S
 
 SILENCE_S = 2.0
 """Silence after which a core counts as stalled where one is stopped: forty beats."""
@@ -68,7 +69,7 @@ async def replicas(
         {"data_parallel_size": size},
         measure=by_flags,
         make_supervisor=make_supervisor,
-        make_client=partial(ProcessEngineClient, **client_options),
+        make_client=partial(ProcessEngineClient, **{"silence_s": WAIT_S, **client_options}),
     ) as host:
         await until_all_ready(host)
         yield host
@@ -471,6 +472,33 @@ def test_a_pin_that_nobody_waits_for_any_more_is_in_no_engine(late: int) -> None
             for each in clients_of(host):
                 assert await pins_of(each) == ()
             assert client.num_unfinished == 0
+
+    run(work())
+
+
+def test_a_pin_is_let_go_in_an_engine_that_is_stalled_when_nobody_waits_any_more() -> None:
+    """Fault: the blocks of the pin were held for ever, and no list told of it."""
+
+    async def work() -> None:
+        async with replicas(silence_s=SILENCE_S) as host:
+            client: Any = host.client
+            stopped = [each.pid or 0 for each in host.supervisors]
+            os.kill(stopped[1], signal.SIGSTOP)
+            pin = asyncio.ensure_future(client.add(pinning(client, PREFIX)))
+            while not await pins_of(clients_of(host)[0]):
+                assert not pin.done(), "not all engines have it"
+                await asyncio.sleep(0.01)
+            os.kill(stopped[0], signal.SIGSTOP)
+            for each in clients_of(host):
+                await until_state(each, EngineState.STALLED)
+            pin.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pin
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            await until_all_ready(host)
+            for each in clients_of(host):
+                assert await pins_of(each) == ()
 
     run(work())
 

@@ -26,6 +26,7 @@ from tests.lora.adapters import write_adapter
 from tests.models.families import Case, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS
 from tests.small_engines import SMALL
+from tests.speculation.test_laws import eager_policy
 
 pytestmark = [
     LAWS_BY_PAIRS,
@@ -94,7 +95,10 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def llm(form: str, way: str, folder: Path, gguf: Path) -> Iterator[LLM]:
+def llm(
+    form: str, way: str, folder: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LLM]:
+    eager_policy(monkeypatch)  # what was measured beside others may make all drafts seem dear
     model = gguf if form == "gguf" else folder
     with LLM(str(model), **{**SMALL, **FORMATS[form], **WAYS[way]}) as made:
         yield made

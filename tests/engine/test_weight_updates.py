@@ -20,9 +20,6 @@ from quire import LLM, BeamSearchParams, SamplingParams, SchedulingParams
 from quire.bundled import bundled_model_path
 from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.process_client import ProcessEngineClient, _with_later
-from quire.engine.supervision.host import host_engine
-from quire.engine.supervision.stall import StallLimits
-from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import AdminOp, Inspect, LoadWeights, Pause, Resume, Sleep, Wake
@@ -42,18 +39,9 @@ from quire.server.generation.weight_updates import WeightUpdates
 from quire.server.requests.weight_bodies import WeightUpdateInfo
 from quire.worker import worker
 from tests.engine.fake_core_process import FakeCoreOptions
-from tests.engine.process_harness import (
-    RESTART_AT_ONCE,
-    ask,
-    by_flags,
-    collect,
-    hosted,
-    run,
-)
-from tests.engine.test_replicas import clients_of, until_all_ready
+from tests.engine.process_harness import ask, collect, hosted, run
+from tests.engine.test_replicas import clients_of, replicas, until_all_ready
 from tests.waiting import WAIT_S
-
-pytestmark = pytest.mark.timeout(300)
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "num_kv_blocks": 64, "quiet": True}
 PROMPT = [5, 17, 301, 42, 8, 11, 19, 23]
@@ -189,19 +177,6 @@ def test_searches_of_a_server_say_which_weights_made_them(begun_with: Weights | 
     assert stream.weights(0).spans(2) == (known if begun_with == new else [])
 
 
-def fake_replicas(size: int = 2, breaks_weights: int = -1) -> Any:
-    make_supervisor = partial(
-        EngineSupervisor,
-        heartbeat_interval_s=0.05,
-        stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
-        restart_policy=RESTART_AT_ONCE,
-        command=FakeCoreOptions(breaks_weights=breaks_weights).command(),
-    )
-    return host_engine(
-        {"data_parallel_size": size}, measure=by_flags, make_supervisor=make_supervisor
-    )
-
-
 async def versions(host: Any) -> list[str]:
     reports = [await each.control(Inspect()) for each in clients_of(host)]
     return [report.weights.version for report in reports]
@@ -212,8 +187,8 @@ def test_replicas_change_together_or_not_at_all(breaks: int) -> None:
     """Turns red when one replica serves weights that another one refused or could not load."""
 
     async def work() -> None:
-        async with fake_replicas(breaks_weights=breaks) as host:
-            await until_all_ready(host)
+        make_options = partial(FakeCoreOptions, breaks_weights=breaks)
+        async with replicas(make_options=make_options) as host:
             report = await host.client.control(LoadWeights(("/first",), "1"))
             assert report.weights.version == "1" and await versions(host) == ["1", "1"]
             with pytest.raises(RequestError, match="refused"):
@@ -234,8 +209,7 @@ def test_a_replica_that_starts_again_has_the_weights_of_the_others() -> None:
     is away. Outputs tell the version."""
 
     async def work() -> None:
-        async with fake_replicas() as host:
-            await until_all_ready(host)
+        async with replicas() as host:
             await host.client.control(LoadWeights(("/first",), "1"))
             first = clients_of(host)[0]
             kill(host)

@@ -27,7 +27,6 @@ from tests.waiting import wait_for
 
 pytestmark = [
     IN_SOAKS,
-    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.skipif(

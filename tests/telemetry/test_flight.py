@@ -3,12 +3,17 @@ small, and a timeline that viewers take."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +45,7 @@ from quire.telemetry.flight.record import (
 )
 from quire.telemetry.flight.stacks import ProcessStacks, StackPlace, forget_stacks, gather_stacks
 from tests.engine.fake_engine import FakeEngine
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 STEP = PlannedPart(
     number=1, begin=5, rows=3, prompt_rows=1, decode=2, prefill=30, drafts=4, running=3, waiting=6,
@@ -278,58 +283,81 @@ def test_a_dump_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
 # --- stacks ---------------------------------------------------------------------------------------
 
 CHILD = """
-import ctypes, sys, threading
+import ctypes, os, sys, threading
 from quire.telemetry.flight.stacks import StackFile, StackPlace
-def waits_in_a_thread(): threading.Event().wait()
+begun = threading.Event()
+def waits_in_a_thread():
+    begun.set()
+    threading.Event().wait()
 def holds_the_interpreter():
+    os.write(1, b"!")
     while True: ctypes.PyDLL(None).sleep(600)  # a signal ends one sleep
-def crashes(): ctypes.string_at(0)
+def crashes():
+    os.write(1, b"!")
+    ctypes.string_at(0)
+def waits():
+    os.write(1, b"!")
+    threading.Event().wait()
 threading.Thread(target=waits_in_a_thread, daemon=True).start()
+begun.wait()
 StackFile(StackPlace(sys.argv[1], "core7"), sys.argv[2])
 globals()[sys.argv[3]]()
 """
 
 
-def child(directory: Path, name: str, function: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", CHILD, str(directory), name, function])
-    path = directory / f"stacks-core7-{name.replace(' ', '_')}"
-    wait_for(lambda: path.exists() and path.stat().st_size, "file of stacks")
-    return process
+@contextlib.contextmanager
+def child(directory: Path, name: str, function: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a file of stacks that has begun a function."""
+    command = [sys.executable, "-c", CHILD, str(directory), name, function]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.read(1) == b"!"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_stacks_of_a_process_that_holds_its_interpreter(tmp_path: Path) -> None:
-    process = child(tmp_path, "rank 1", "holds_the_interpreter")
-    try:
+    with child(tmp_path, "rank 1", "holds_the_interpreter") as process:
         for _ in range(2):  # asked again, it gives those of the second time alone
-            (found,) = gather_stacks([tmp_path], patience_s=60)
+            (found,) = gather_stacks([tmp_path], patience_s=WAIT_S)
             assert (found.name, found.pid) == ("rank 1", process.pid)
             assert found.text.count("holds_the_interpreter") == 1
             assert found.text.count("waits_in_a_thread") == 1
-    finally:
-        process.kill()
-        process.wait()
     assert gather_stacks([tmp_path]) == [], "it has ended, and nobody else gets its signal"
     forget_stacks(StackPlace(str(tmp_path), "core7"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_crash_leaves_its_stacks(tmp_path: Path) -> None:
-    process = child(tmp_path, "core", "crashes")
-    assert process.wait() == -11
+    with child(tmp_path, "core", "crashes") as process:
+        assert process.wait() == -11
     (found,) = gather_stacks([tmp_path])
     assert found.text.startswith("Fatal Python error: Segmentation fault")
     assert "in crashes" in found.text
 
 
 def test_a_stopped_process_is_named_without_stacks(tmp_path: Path) -> None:
-    process = child(tmp_path, "core", "waits_in_a_thread")
-    try:
-        os.kill(process.pid, 19)
+    with child(tmp_path, "core", "waits") as process:
+        os.kill(process.pid, signal.SIGSTOP)
         (found,) = gather_stacks([tmp_path], patience_s=0.1)
         assert found == ProcessStacks("core", process.pid, "it wrote none within 0.1 s")
-    finally:
+
+
+def test_a_process_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
+    """Fault: whoever wrote a dump waited for stacks of a rank that had ended with its core."""
+
+    def is_asked() -> bool:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (pending,) = re.findall(r"ShdPnd:\s+(\w+)", status)
+        return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+    with child(tmp_path, "core", "waits") as process, ThreadPoolExecutor(1) as pool:
+        os.kill(process.pid, signal.SIGSTOP)
+        gathered = pool.submit(gather_stacks, [tmp_path], 10 * WAIT_S)
+        wait_for(is_asked, "signal")
         process.kill()
-        process.wait()
+        assert gathered.result() == [ProcessStacks("core", process.pid, "it has ended")]
 
 
 # --- what people see ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -263,7 +264,8 @@ def _build_core(
         env.keep_compiled()
     resolved, chosen = plan.resolved, plan.resolved.settings
     executor = _executor(plan, on_lost, stacks)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(executor.shutdown)
         report = executor.start()
         hasher = block_hasher(plan, report)
         resolved = _allocate(executor, plan, report)
@@ -272,40 +274,37 @@ def _build_core(
         report = replace(report, plan=render_plan(resolved))
         events = parse_kv_events(chosen.kv_events_config)
         publisher = None if events is None else EventPublisher(events, replica)
-    except BaseException:
-        executor.shutdown()
-        raise
-    flight.note_facts(_facts(resolved, report))
-    scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk and disk.index, flight)
-    pin_list = None if disk is None else _pin_list(disk, chosen)
-    grammars = _grammars(plan)
-    num_adapters = chosen.max_loras if chosen.enable_lora else 0
-    core = EngineCore(
-        scheduler,
-        executor,
-        chosen.depth,
-        on_plan,
-        report,
-        grammars,
-        hooks,
-        num_adapters,
-        takes_functions=chosen.tensor_parallel_size == 1,
-        rank_pids=_rank_pids(executor, chosen.distributed_executor_backend),
-        publisher=publisher,
-        pin_list=pin_list,
-    )
-    facts = engine_facts(plan, report, has_hooks=hooks is not None and hooks.watches_all)
-    if disk is None or pin_list is None:
-        return BuiltCore(core, resolved, report, costs, facts)
-    try:
-        if pins := pin_list.read():
-            on_phase("pinning prefixes")
-            pin_again(core, scheduler, pins)
-    except BaseException:
-        core.shutdown()
-        raise
-    pin_list.begin()
-    return BuiltCore(core, resolved, report, costs, facts, str(disk.store.files.folder))
+        if publisher is not None:
+            undo.callback(publisher.close)
+        flight.note_facts(_facts(resolved, report))
+        scheduler = _build_scheduler(resolved, hasher, costs, hooks, disk and disk.index, flight)
+        pin_list = None if disk is None else _pin_list(disk, chosen)
+        core = EngineCore(
+            scheduler,
+            executor,
+            chosen.depth,
+            on_plan,
+            report,
+            _grammars(plan),
+            hooks,
+            chosen.max_loras if chosen.enable_lora else 0,
+            takes_functions=chosen.tensor_parallel_size == 1,
+            rank_pids=_rank_pids(executor, chosen.distributed_executor_backend),
+            publisher=publisher,
+            pin_list=pin_list,
+        )
+        undo.pop_all()
+        undo.callback(core.shutdown)
+        facts = engine_facts(plan, report, has_hooks=hooks is not None and hooks.watches_all)
+        store = ""
+        if disk is not None and pin_list is not None:
+            if pins := pin_list.read():
+                on_phase("pinning prefixes")
+                pin_again(core, scheduler, pins)
+            pin_list.begin()
+            store = str(disk.store.files.folder)
+        undo.pop_all()
+        return BuiltCore(core, resolved, report, costs, facts, store)
 
 
 def _pin_list(disk: _Disk, chosen: ResolvedSettings) -> PinList | None:

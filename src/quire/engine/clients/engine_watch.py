@@ -62,6 +62,7 @@ class EngineWatch:
 
     def connected(self, welcome: Welcome) -> None:
         self._instance, self._capacity = welcome.instance, welcome.capacity
+        self._is_silent = False
         self._note_sleep(welcome.instance, welcome.state_version, welcome.sleep_level)
         self._was_connected = True
         self._notify()
@@ -88,6 +89,13 @@ class EngineWatch:
         return self._instance
 
     @property
+    def _present(self) -> Heartbeat | None:
+        """The latest beat, if it is of the core that is connected: the step, the drain and the
+        figures of one that has gone are not those of the next."""
+        beat = self._beat
+        return beat if beat is not None and beat.instance == self._instance else None
+
+    @property
     def is_silent(self) -> bool:
         """True if a core is there and has not been heard for too long."""
         return self._is_silent and self._instance is not None
@@ -96,11 +104,9 @@ class EngineWatch:
     def is_stuck(self) -> bool:
         """True if it is silent, or its step takes far longer than others: a request that has not
         begun does better elsewhere."""
-        beat = self._beat
-        if self._instance is None:
-            return False
+        beat = self._present
         if beat is None:
-            return self._is_silent
+            return self.is_silent
         longest = max(self._stuck_step_s, STUCK_STEPS * beat.slowest_step_seconds)
         return self._is_silent or (beat.step_seconds or 0.0) > longest
 
@@ -112,9 +118,10 @@ class EngineWatch:
 
     @property
     def stats(self) -> EngineStats:
-        """Return the latest reading. Without a core, what it says of the moment is of the past."""
+        """Return the latest reading. What it says of the moment is of the past if its core has
+        gone."""
         stats = EngineStats() if self._beat is None else self._beat.stats
-        return stats.without_moment() if self._instance is None else stats
+        return stats.without_moment() if self._present is None else stats
 
     @property
     def status(self) -> EngineStatus:
@@ -138,10 +145,10 @@ class EngineWatch:
         return (*phases, StartPhase(CORE_STARTS, seconds, is_done=False))
 
     def _state(self) -> tuple[EngineState, str]:
-        beat = self._beat
+        beat, present = self._beat, self._present
         if self._death:
             return EngineState.DEAD, self._death
-        if self._is_draining or (beat is not None and beat.is_draining):
+        if self._is_draining or (present is not None and present.is_draining):
             return EngineState.DRAINING, "the engine is shutting down"
         if self._instance is None:
             phase = CORE_STARTS
@@ -152,8 +159,8 @@ class EngineWatch:
             return EngineState.STARTING, f"the engine is starting ({phase})"
         if self._is_silent:
             return EngineState.STALLED, "the engine core does not respond"
-        if beat is not None and (beat.step_seconds or 0.0) > self._stalled_step_s:
-            return EngineState.STALLED, f"the present step has taken {beat.step_seconds:.0f} s"
+        if present is not None and (present.step_seconds or 0.0) > self._stalled_step_s:
+            return EngineState.STALLED, f"the present step has taken {present.step_seconds:.0f} s"
         if self.sleep_level:
             return EngineState.SLEEPING, asleep(self.sleep_level)
         return EngineState.READY, ""

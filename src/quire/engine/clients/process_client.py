@@ -21,7 +21,16 @@ from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
 from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
-from quire.protocol.control import AdminOp, LoadWeights, Pause, Report, Resume, Sleep, Wake
+from quire.protocol.control import (
+    AdminOp,
+    LoadWeights,
+    Pause,
+    Report,
+    Resume,
+    Sleep,
+    Unpin,
+    Wake,
+)
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.messages import (
     Abort,
@@ -505,12 +514,18 @@ def _without_text(request: EngineRequest) -> EngineRequest:
 
 def _with_later(owed: Sequence[AdminOp], op: AdminOp) -> list[AdminOp]:
     """Return what leaves an engine as `owed` and then `op` would, whether it sleeps before or
-    not. Weights come before all else, since an engine that sleeps takes none."""
+    not. Weights come before all else, since an engine that sleeps takes none, and then pins that
+    are let go."""
     weights = [each for each in owed if isinstance(each, LoadWeights)]
     if isinstance(op, LoadWeights):
         return [op, *(each for each in owed if each not in weights)]
     if weights:
         return [*weights, *_with_later([each for each in owed if each not in weights], op)]
+    unpins = [each for each in owed if isinstance(each, Unpin)]
+    if isinstance(op, Unpin):
+        return [*unpins, op, *(each for each in owed if each not in unpins)]
+    if unpins:
+        return [*unpins, *_with_later([each for each in owed if each not in unpins], op)]
     if isinstance(op, Sleep):
         return [op]
     if isinstance(op, Wake):

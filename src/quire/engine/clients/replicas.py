@@ -325,11 +325,16 @@ def _is_whole(stream: RequestStream) -> bool:
 
 
 async def _take_back(pinned: Sequence[tuple[ProcessEngineClient, RequestStream]]) -> None:
-    """End requests that pin, and let go what they have pinned; not what others had before."""
+    """End requests that pin, and let go what they have pinned; not what others had before. An
+    engine that cannot do so now, such as one that is stalled, does it when it can."""
     for _, stream in pinned:
         stream.abort()
-    ops = (each.control(Unpin(stream.request.first_handle)) for each, stream in pinned)
-    await asyncio.gather(*ops, return_exceptions=True)  # a dead core has no pins
+    ops = [Unpin(stream.request.first_handle) for _, stream in pinned]
+    answers = (each.control(op) for (each, _), op in zip(pinned, ops, strict=True))
+    ends = await asyncio.gather(*answers, return_exceptions=True)
+    for (each, _), op, end in zip(pinned, ops, ends, strict=True):
+        if isinstance(end, EngineUnavailableError):
+            each.control_later(op)
 
 
 def _held_by_all(pins: Sequence[Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:

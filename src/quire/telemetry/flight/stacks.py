@@ -118,10 +118,13 @@ def gather_stacks(
         waiting = [each for each in asked if not _is_done(each)]
     for each in asked:
         text = _read(each.descriptor, each.start)
-        os.close(each.descriptor)
-        found.append(
-            ProcessStacks(each.name, each.pid, text or f"it wrote none within {patience_s:g} s")
+        why = (
+            "it has ended"
+            if _is_free(each.descriptor)
+            else f"it wrote none within {patience_s:g} s"
         )
+        os.close(each.descriptor)
+        found.append(ProcessStacks(each.name, each.pid, text or why))
     return found
 
 
@@ -161,9 +164,11 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _is_done(asked: _Asked) -> bool:
-    """Return whether the file has grown, and has its size since the last look."""
+    """Return whether the file has grown, and has its size since the last look, or nobody will
+    write any more."""
+    is_free = _is_free(asked.descriptor)
     was, asked.size = asked.size, os.fstat(asked.descriptor).st_size
-    return asked.size > asked.start and asked.size == was
+    return is_free or (asked.size > asked.start and asked.size == was)
 
 
 def _read(descriptor: int, start: int) -> str:
