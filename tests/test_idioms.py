@@ -7,7 +7,9 @@ import argparse
 import asyncio
 import dataclasses
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -441,6 +443,21 @@ def test_an_async_engine() -> None:
     asyncio.run(after())
 
 
+@contextmanager
+def unhurried(llm: AsyncLLM) -> Iterator[AsyncLLM]:
+    """An engine with steps so long that an answer of hundreds of tokens is not over before a busy
+    machine has read a few of them."""
+    step = llm.engine.client.step
+
+    def slow() -> Any:
+        time.sleep(0.02)
+        return step()
+
+    with llm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.engine.client, "step", slow)
+        yield llm
+
+
 def test_streams_go_on_while_an_async_engine_waits_to_pause() -> None:
     """Turns red when they stand still until all have ended, or an abort then does nothing. There
     are more tokens to come than the test has time for."""
@@ -470,7 +487,7 @@ def test_streams_go_on_while_an_async_engine_waits_to_pause() -> None:
     async def read(stream: AsyncIterator[Any]) -> list[Any]:
         return [output async for output in stream]
 
-    with AsyncLLM(**MODEL) as llm:
+    with unhurried(AsyncLLM(**MODEL)) as llm:
         asyncio.run(use(llm))
 
 
@@ -488,7 +505,7 @@ def test_who_stops_waiting_for_an_async_pause_goes_on() -> None:
         assert not await llm.is_paused()
         await llm.abort("long")
 
-    with AsyncLLM(**MODEL) as llm:
+    with unhurried(AsyncLLM(**MODEL)) as llm:
         asyncio.run(use(llm))
 
 
@@ -517,7 +534,7 @@ def test_going_on_ends_an_async_pause_that_waits() -> None:
                 pass
             await stream.aclose()
 
-    with AsyncLLM(**MODEL) as llm:
+    with unhurried(AsyncLLM(**MODEL)) as llm:
         asyncio.run(asyncio.wait_for(use(llm), 60))
 
 
@@ -532,7 +549,7 @@ def test_who_waits_for_a_pause_hears_of_the_end() -> None:
         with pytest.raises(quire.EngineError, match="was shut down"):
             await pause
 
-    with AsyncLLM(**MODEL) as llm:
+    with unhurried(AsyncLLM(**MODEL)) as llm:
         asyncio.run(use(llm))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,6 +16,7 @@ __all__ = [
     "WAIT_S",
     "PatientAsyncClient",
     "PatientClient",
+    "VirtualTime",
     "delete",
     "get",
     "in_a_loop",
@@ -47,6 +49,26 @@ def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
         asyncio.run(test())
 
     return run
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """A loop in which nobody waits: the time that it would sleep is past at once, and no other time
+    passes, however slow the machine is."""
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+class _Clock(selectors.SelectSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self.now += timeout or 0.0
+        return super().select(0)
 
 
 # The functions of httpx give a busy server 5 seconds, and read all certificates for each call:

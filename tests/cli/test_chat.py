@@ -431,9 +431,9 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
 
 def _read_until(descriptor: int, wanted: str) -> str:
     """Return the text of a terminal until `wanted` has appeared after all that was read before."""
-    shown, deadline = "", time.monotonic() + WAIT_S
-    while wanted not in shown and time.monotonic() < deadline:
-        shown += os.read(descriptor, 4096).decode()
+    data, deadline = b"", time.monotonic() + WAIT_S
+    while wanted not in (shown := data.decode(errors="replace")) and time.monotonic() < deadline:
+        data += os.read(descriptor, 4096)  # which may end amid a character
     assert wanted in shown, shown
     return shown
 

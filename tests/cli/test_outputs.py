@@ -14,6 +14,7 @@ import pytest
 from quire.cli.main import main
 from quire.errors import ConfigError
 from quire.platform.outputs import check_output
+from tests.waiting import WAIT_S
 
 MODEL = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
 LINE = '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
@@ -172,7 +173,7 @@ def test_a_link_is_written_through_and_a_pipe_is_written_to(tmp_path: Path) -> N
     output = check_output("it", pipe)
     assert output.is_stream
     output.write("text")
-    reader.join(30)
+    reader.join(WAIT_S)
     assert found == ["text"] and stat.S_ISFIFO(pipe.stat().st_mode)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ class Script:
     num_connections: int = 0
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     closed_early: threading.Event = field(default_factory=threading.Event)
+    is_over: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -56,6 +56,7 @@ def serve_script(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[
         scheme = "http" if tls is None else "https"
         yield f"{scheme}://127.0.0.1:{server.server_port}"
     finally:
+        script.is_over.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -130,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
             for thought in self.script.thoughts:
                 self._event({"choices": [{"delta": {"reasoning_content": thought}}]})
         for index, word in enumerate(words):
-            time.sleep(self.script.gap_s)
+            self.script.is_over.wait(self.script.gap_s)
             if self.script.fail == "error" and index == 1:
                 self._event({"error": {"message": "the engine was restarted"}})
             if self.script.fail == "reset" and index == 1:

@@ -152,6 +152,8 @@ def test_engines_that_start_together_share_the_limit(
     for thread in threads:
         thread.join(WAIT_S)
     assert sum(each.header.max_bytes for each in opened) <= LIMIT
+    for each in opened:
+        each.close()
 
 
 def test_a_look_at_a_store_does_not_keep_its_writer_out(

@@ -190,6 +190,29 @@ def test_a_look_up_without_a_thread_leaves_its_place(monkeypatch: pytest.MonkeyP
     assert fetch._lookups._value == MAX_LOOKUPS
 
 
+def test_a_watch_without_a_thread_leaves_no_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a system without threads keeps a connection for each image, and the error has no
+    reason."""
+    start, dial, dialled = threading.Thread.start, socket.create_connection, list[socket.socket]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if isinstance(thread, threading.Timer):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def noted(*given: Any, **more: Any) -> socket.socket:
+        dialled.append(dial(*given, **more))
+        return dialled[-1]
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(socket, "create_connection", noted)
+    with pytest.raises(RequestError, match="cannot be asked: can't start new thread"):
+        fetcher(server)(url(server, "/image"), PLACE)
+    assert [each.fileno() for each in dialled] == [-1]
+
+
 def test_the_deadline_ends_slow_hosts_of_https_too(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

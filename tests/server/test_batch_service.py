@@ -10,8 +10,9 @@ import time
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from quire.server.batches.service import BatchService
 from quire.server.batches.store import BatchStore, KeptBatch, NewFile
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
+from quire.server.requests import databases
+from quire.server.requests.databases import open_database
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
@@ -133,7 +136,7 @@ def test_an_end_after_the_last_answer_keeps_the_answers(harness: Harness, how: s
     target = harness.store.path(f"{batch.id}.out")
 
     async def work() -> None:
-        async with harness.running(poll_s=0.5) as task:
+        async with harness.running(poll_s=WAIT_S / 2) as task:
             harness.engine.paused = True  # else it may be over before anybody looks
             await harness.until(lambda: harness.found(batch).status == "in_progress", task)
             if how == "expired":
@@ -372,6 +375,25 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(
     with pytest.raises(OSError, match="no space"):
         harness.add(lines(1))
     assert not list((harness.folder / "files").iterdir())
+
+
+def test_a_file_that_is_locked_for_long_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: fronts end, since another one that begins the file has a slow disk."""
+    path, pauses = tmp_path / "a.sqlite", list[float]()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 200:
+                other.execute("COMMIT")
+
+        monkeypatch.setattr(databases, "time", SimpleNamespace(sleep=pause, monotonic=lambda: 0.0))
+        monkeypatch.setattr(databases, "BUSY_S", 0.0)
+        open_database(path, "CREATE TABLE IF NOT EXISTS a (b)", is_lasting=True).close()
+    assert len(pauses) == 200
 
 
 def test_fronts_open_a_new_folder_together(tmp_path: Path) -> None:

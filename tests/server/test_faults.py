@@ -26,25 +26,27 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def strict(front: ModelFront) -> Iterator[RunningServer]:
-    """Impatient, so that tests need not be patient."""
-    limits = Limits(
-        header_timeout_s=1.0,
-        max_header_bytes=4096,
-        body_timeout_s=1.0,
-        sse_keep_alive_s=0.1,
-    )
-    settings = ServerSettings(disable_access_log=True, limits=limits)
+def lively(front: ModelFront) -> Iterator[RunningServer]:
+    settings = ServerSettings(disable_access_log=True, limits=Limits(sse_keep_alive_s=0.1))
     with running_server(front, settings, InMemoryClient(step_s=0.001)) as found:
         yield found
 
 
+@pytest.fixture(scope="module")
+def strict(front: ModelFront) -> Iterator[RunningServer]:
+    """Impatient, so that tests need not be patient: for those that wait for the limits."""
+    limits = Limits(header_timeout_s=1.0, max_header_bytes=4096, body_timeout_s=1.0)
+    settings = ServerSettings(disable_access_log=True, limits=limits)
+    with running_server(front, settings) as found:
+        yield found
+
+
 @pytest.fixture(autouse=True)
-def _ready_again(strict: RunningServer) -> Iterator[None]:
+def _ready_again(lively: RunningServer) -> Iterator[None]:
     yield
-    strict.client.paused = False
-    strict.client.state = EngineState.READY
-    strict.wait_until_idle()
+    lively.client.paused = False
+    lively.client.state = EngineState.READY
+    lively.wait_until_idle()
 
 
 def raw_request(body: dict[str, object], path: str = CHAT) -> bytes:
@@ -67,7 +69,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-def test_clients_that_leave_at_any_byte_leave_nothing(strict: RunningServer, seed: int) -> None:
+def test_clients_that_leave_at_any_byte_leave_nothing(lively: RunningServer, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(25):
         request = raw_request(
@@ -79,22 +81,22 @@ def test_clients_that_leave_at_any_byte_leave_nothing(strict: RunningServer, see
                 "ignore_eos": True,
             }
         )
-        with connect(strict) as connection:
+        with connect(lively) as connection:
             sent = chance.choice([len(request), chance.randrange(len(request))])
             connection.sendall(request[:sent])
             if sent == len(request):
                 connection.settimeout(chance.random() * 0.02 + 0.001)
                 with contextlib.suppress(TimeoutError):
                     connection.recv(chance.randrange(1, 500))
-    strict.wait_until_idle()
+    lively.wait_until_idle()
 
 
-def test_an_abort_is_noticed_while_nothing_is_written(strict: RunningServer) -> None:
-    strict.client.paused = True
-    with connect(strict) as connection:
+def test_an_abort_is_noticed_while_nothing_is_written(lively: RunningServer) -> None:
+    lively.client.paused = True
+    with connect(lively) as connection:
         connection.sendall(raw_request({"messages": MESSAGES, "max_tokens": 5}))
-        strict.wait_until_open()
-    wait_for(lambda: not strict.call(lambda: strict.client.num_unfinished), "abort")
+        lively.wait_until_open()
+    wait_for(lambda: not lively.call(lambda: lively.client.num_unfinished), "abort")
 
 
 def test_a_reader_that_stops_is_cut_off(front: ModelFront) -> None:
@@ -191,12 +193,12 @@ def test_who_has_queued_too_long_is_sent_away(front: ModelFront) -> None:
         assert int(late.headers["retry-after"]) >= 1
 
 
-def test_a_quiet_stream_is_kept_alive(strict: RunningServer) -> None:
-    with connect(strict) as connection:
-        strict.client.step_s = 0.35
+def test_a_quiet_stream_is_kept_alive(lively: RunningServer) -> None:
+    with connect(lively) as connection:
+        lively.client.step_s = 0.35
         connection.sendall(raw_request({"messages": MESSAGES, "max_tokens": 3, "stream": True}))
         data = read_until(connection, b"[DONE]")
-        strict.client.step_s = 0.001
+        lively.client.step_s = 0.001
     assert b": keep-alive\n\n" in data
 
 
@@ -220,21 +222,21 @@ def test_logprobs_of_a_whole_response_are_bounded(
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_stream_ends_in_one_way(strict: RunningServer, after: int) -> None:
+def test_a_stream_ends_in_one_way(lively: RunningServer, after: int) -> None:
     """With an error event when the engine is lost, and with [DONE] when it is not."""
     body = {"messages": MESSAGES, "max_tokens": 20, "stream": True, "ignore_eos": True}
-    strict.call(lambda: setattr(strict.client, "fail_after", after))
-    lost = waiting.post(f"{strict.url}{CHAT}", json=body)
+    lively.call(lambda: setattr(lively.client, "fail_after", after))
+    lost = waiting.post(f"{lively.url}{CHAT}", json=body)
     assert "engine was lost" in lost.text.split("\n\n")[-2]
     assert lost.text.count('"error"') == 1 and "[DONE]" not in lost.text
-    whole = waiting.post(f"{strict.url}{CHAT}", json=body)
+    whole = waiting.post(f"{lively.url}{CHAT}", json=body)
     assert whole.text.endswith("data: [DONE]\n\n") and '"error"' not in whole.text
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
-def test_probes_tell_the_truth(strict: RunningServer, state: EngineState) -> None:
-    strict.client.state = state
-    with waiting.PatientClient(base_url=strict.url) as http:
+def test_probes_tell_the_truth(lively: RunningServer, state: EngineState) -> None:
+    lively.client.state = state
+    with waiting.PatientClient(base_url=lively.url) as http:
         assert http.get("/readyz").status_code == 503
         assert http.get("/readyz").json()["status"] == state.value
         assert http.get("/livez").status_code == (503 if state is EngineState.DEAD else 200)
@@ -269,11 +271,11 @@ def test_who_is_cut_off_by_a_shutdown_is_told_so(front: ModelFront, is_stream: b
         assert waiting.get(f"{server.url}/livez").status_code == 200
 
 
-def test_draining_lets_open_streams_end(strict: RunningServer) -> None:
+def test_draining_lets_open_streams_end(lively: RunningServer) -> None:
     body = {"messages": MESSAGES, "max_tokens": 100, "stream": True, "ignore_eos": True}
-    with waiting.stream("POST", f"{strict.url}{CHAT}", json=body) as stream:
+    with waiting.stream("POST", f"{lively.url}{CHAT}", json=body) as stream:
         lines = stream.iter_lines()
         next(lines)
-        strict.client.state = EngineState.DRAINING
-        assert waiting.post(f"{strict.url}{CHAT}", json=body).status_code == 503
+        lively.client.state = EngineState.DRAINING
+        assert waiting.post(f"{lively.url}{CHAT}", json=body).status_code == 503
         assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -16,7 +16,7 @@ from quire.server.settings import ServerSettings
 from tests.pairs import BY_PAIRS
 from tests.server.running import RunningServer
 from tests.server.wire import Connection, Wire, replies_of
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, VirtualTime
 
 TEXT = b"/v1/completions"
 BODY = json.dumps({"prompt": "hi", "max_tokens": 2, "seed": 1}).encode()
@@ -374,13 +374,13 @@ def test_a_client_is_heard_out_in_bounded_time(
         await connection.wait(lambda: not connection.state.tasks)
         while not connection.is_closed:
             connection.send(b"x" if speaks else b"")
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
         assert [r.status for r in replies_of(bytes(connection.received), True)] == [404]
         return loop.time() - started
 
     for timeout_s, speaks in ((0.5, True), (2 * WAIT_S, False)):
         limits = Limits(body_timeout_s=timeout_s)
-        wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+        wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits), VirtualTime)
         with wire.runner:
             took_s = wire.runner.run(asyncio.wait_for(talk(wire, speaks=speaks), WAIT_S))
             assert (took_s >= timeout_s) == speaks
@@ -451,7 +451,7 @@ def test_405_says_what_is_allowed(wire: Wire) -> None:
 def test_empty_lines_hold_no_connection(front: ModelFront) -> None:
     """Fault: they end the wait for the next request, and begin none."""
     limits = Limits(keep_alive_timeout_s=1.0, header_timeout_s=0.5)
-    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits), VirtualTime)
 
     async def talk() -> Connection:
         connection = Connection(wire)
@@ -470,7 +470,7 @@ def test_empty_lines_hold_no_connection(front: ModelFront) -> None:
 def test_the_wait_for_a_request_ends_where_it_begins(front: ModelFront) -> None:
     """Also if the request before it ends meanwhile, or has a body that nobody has read."""
     limits = Limits(keep_alive_timeout_s=1.0)
-    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+    wire = Wire(front, ServerSettings(disable_access_log=True, limits=limits), VirtualTime)
 
     async def talk(first: bytes, last: bytes) -> Connection:
         connection = Connection(wire)
@@ -495,7 +495,7 @@ def test_the_wait_for_a_request_ends_where_it_begins(front: ModelFront) -> None:
 def test_a_client_that_reads_steadily_gets_all(front: ModelFront) -> None:
     """Fault: it is cut off when a large answer takes longer than a client may take nothing."""
     limits = Limits(stalled_write_timeout_s=0.05)
-    brisk = Wire(front, ServerSettings(disable_access_log=True, limits=limits))
+    brisk = Wire(front, ServerSettings(disable_access_log=True, limits=limits), VirtualTime)
 
     async def talk() -> list[int]:
         connection, looks = Connection(brisk), list[int]()

@@ -24,12 +24,19 @@ from quire.server.sessions.kept import KeptSessions
 from quire.server.sessions.store import Session, SessionStore
 from tests import waiting
 from tests.server.test_kv_disk import end, serving
-from tests.server.test_run import children
+from tests.server.test_run import Serving, children
 from tests.waiting import WAIT_S, in_a_loop, wait_for
 
 KEYS = ("a" * 16, "b" * 16)
 IDENTITY = "0" * 32
 SECRET = "The treasure lies below the third oak."
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk is slow where others write too."""
+    monkeypatch.setattr(kept, "SECONDS_TO_READ", WAIT_S)
+    monkeypatch.setattr(kept, "SECONDS_TO_WRITE", WAIT_S)
 
 
 async def opened(folder: Path, limits: Limits | None = None) -> tuple[SessionStore, KeptSessions]:
@@ -56,6 +63,13 @@ def run(test: Any) -> None:
     in_a_loop(test)()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that others use too is no disk that hangs."""
+    monkeypatch.setattr(kept, "SECONDS_TO_READ", WAIT_S)
+    monkeypatch.setattr(kept, "SECONDS_TO_WRITE", WAIT_S)
+
+
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     async def work() -> None:
         store, file = await opened(tmp_path)
@@ -71,7 +85,7 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
         for tenant, name in (("", "a"), ("key", "a"), ("", "b")):
             assert again.required(name, tenant) == store.required(name, tenant)
         ((_, left),) = again.listed("key")
-        assert left == pytest.approx(store.listed("key")[0][1], abs=5.0)
+        assert left == pytest.approx(store.listed("key")[0][1], abs=WAIT_S)
         (pinned,) = again.all_pinned()
         assert (pinned[0].id, pinned[1], pinned[0].ttl_s) == ("a", "", 500.0)
         turn = again.required("b", "")
@@ -181,9 +195,8 @@ def test_a_disk_that_hangs_holds_nobody_up(
         return read(path, identity)
 
     async def work() -> None:
-        monkeypatch.setattr(kept, "SECONDS_TO_READ", 0.05)
-        monkeypatch.setattr(kept, "SECONDS_TO_WRITE", 0.05)
         with monkeypatch.context() as patch:
+            patch.setattr(kept, "SECONDS_TO_READ", 0.05)
             patch.setattr(kept, "_opened", hangs)
             store, file = await opened(tmp_path)
         assert "not read" in caplog.text
@@ -196,7 +209,9 @@ def test_a_disk_that_hangs_holds_nobody_up(
         row = store.row
         monkeypatch.setattr(store, "row", lambda key: (held.wait(WAIT_S), row(key))[1])
         store.put(Session("b"), "")
-        await file.written()
+        with monkeypatch.context() as patch:
+            patch.setattr(kept, "SECONDS_TO_WRITE", 0.05)
+            await file.written()
         assert "it is slow" in caplog.text
         store.delete("b", "")
         store.put(Session("c"), "")
@@ -336,13 +351,14 @@ def test_sessions_and_pins_outlive_their_server(
     disk = tmp_path / "kv"
     flags = ("--api-key", *KEYS, *more)
     with serving(short_tmp, disk, *flags) as server, contextlib.ExitStack() as stack:
-        url = server.wait_until_ready()
+        url = ready(server)
         one, two = (stack.enter_context(client(url, key)) for key in KEYS)
         turn(one, LONG * 3)
         turn(one, "And then?", "deleted")
         turn(two, "Mine alone.")
         assert one.post("/admin/sessions/trip", json={"pinned": True}).status_code == 200
-        assert one.post("/admin/prefixes", json={"prompt": LONG * 2}).status_code == 200
+        reply = one.post("/admin/prefixes", json={"prompt": LONG * 2})
+        assert reply.status_code == 200, reply.text
         gone = one.post("/admin/prefixes", json={"prompt": LONG + "No."}).json()
         assert one.delete(f"/admin/prefixes/{gone['id']}").status_code == 200
         wait_for(lambda: num_on_disk(disk) == 3, "the sessions on the disk")
@@ -353,7 +369,7 @@ def test_sessions_and_pins_outlive_their_server(
         wait_until_listed(disk, {each["id"] for each in pinned})
         end(server, by=by)
     with serving(short_tmp, disk, *flags) as server, contextlib.ExitStack() as stack:
-        url = server.wait_until_ready()
+        url = ready(server)
         one, two = (stack.enter_context(client(url, key)) for key in KEYS)
         again = cards(one)
         assert list(again) == ["trip"] and list(cards(two)) == ["trip"]
@@ -369,6 +385,12 @@ def test_sessions_and_pins_outlive_their_server(
         assert reading["pins"] and reading["pinned"]
         assert one.delete("/admin/sessions/trip").status_code == 200
         wait_for(lambda: len(prefixes(one)) == 1, "the end of the session's pin")
+
+
+def ready(server: Serving) -> str:
+    """The address, once all fronts serve."""
+    wait_for(lambda: "startup complete" in server.text, "all fronts")
+    return server.wait_until_ready()
 
 
 def wait_until_listed(disk: Path, keys: set[str]) -> None:

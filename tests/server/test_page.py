@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import resource
 import shutil
@@ -114,6 +115,13 @@ def test_the_page_can_be_turned_off(front: ModelFront) -> None:
             assert "--ui" in reply.json()["error"]["message"]
 
 
+@pytest.fixture
+def maps_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each look ask for a map, also if the last one took long on a busy machine."""
+    monkeypatch.setattr(live, "MAP_SHARE", math.inf)
+
+
+@pytest.mark.usefixtures("maps_are_due")
 def test_a_snapshot_agrees_with_the_metrics(server: RunningServer, http: httpx.Client) -> None:
     """Fault: the page shows other figures than /metrics, or a request nowhere."""
     assert http.post(CHAT, json={**BODY, "request_id": "shown"}).status_code == 200
@@ -153,6 +161,7 @@ def test_several_viewers_cost_what_one_costs() -> None:
     assert look.frame(newer, "key") is None, "a frame is of its own reading"
 
 
+@pytest.mark.usefixtures("maps_are_due")
 def test_nothing_is_gathered_while_nobody_looks(front: ModelFront) -> None:
     """Fault: the engine is asked for its blocks though no page is open."""
     client = InMemoryClient()
@@ -222,6 +231,7 @@ def test_a_map_that_takes_long_comes_less_often(
     client.engine.core.shutdown()
 
 
+@pytest.mark.usefixtures("maps_are_due")
 def test_steps_that_take_long_are_shown(front: ModelFront) -> None:
     """Fault: a step that takes longer than two looks are apart is in none of them."""
     client = InMemoryClient(step_s=1.0)
@@ -266,6 +276,7 @@ def test_requests_of_others_are_not_shown(front: ModelFront) -> None:
         assert own["model"]["names"] and "root" not in own["model"], "a folder is a setting too"
 
 
+@pytest.mark.usefixtures("maps_are_due")
 def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
     """Fault: the holder of one key learns ids of another's requests from the map, or a waiting
     request has no reason."""
@@ -309,16 +320,13 @@ def test_owners_of_blocks_are_named_to_their_own_key(front: ModelFront) -> None:
     assert owned == running["blocks"] == own["engine"]["num_used_blocks"]
 
 
+@pytest.mark.usefixtures("maps_are_due")
 def test_steps_keep_their_times(server: RunningServer, http: httpx.Client) -> None:
     """Fault: each event sends all steps again, since their times move."""
     http.get("/ui/api/snapshot")
     assert http.post(CHAT, json=BODY).status_code == 200
     server.wait_until_idle()
-    found: list[dict[str, list[float]]] = []
-    for _ in range(2):
-        time.sleep(1.0)  # a new map is due by then
-        found.append(http.get("/ui/api/snapshot").json()["steps"])
-    one, other = found
+    one, other = (http.get("/ui/api/snapshot").json()["steps"] for _ in range(2))
     assert one and one == other
     assert sum(row[1] for row in one.values()) >= 7, "tokens behind the prompt"
     assert sum(row[2] for row in one.values()) > 0, "tokens of the prompt"
@@ -373,6 +381,7 @@ def test_a_stream_tells_differences(server: RunningServer, http: httpx.Client) -
     assert shown["settings"] == settings
 
 
+@pytest.mark.usefixtures("maps_are_due")
 def test_a_recording_is_what_the_page_shows(front: ModelFront, tmp_path: Path) -> None:
     """Fault: a recording lacks what a viewer sees, or the requests of some keys."""
     path = tmp_path / "engine.jsonl"
@@ -402,6 +411,7 @@ def test_a_recording_is_what_the_page_shows(front: ModelFront, tmp_path: Path) -
 
         waiting.wait_for(has_all, "end of the requests in the recording")
         now = http.get("/ui/api/snapshot", headers={"x-api-key": KEY}).json()
+        waiting.wait_for(lambda: recorded()["blocks"] == now["blocks"], "the map of the end")
     shown = recorded()
     assert shown["front"]["generation_tokens"] == now["front"]["generation_tokens"] == 16
     assert shown["blocks"] == now["blocks"] and not shown["settings"]

@@ -193,7 +193,8 @@ def test_probabilities_of_tokens(viewer: Viewer, script: Script) -> None:
 
 def test_an_answer_that_waits_says_where_to_see_why(browser: Any, front: ModelFront) -> None:
     """Fault: while others run, the chat shows an empty answer without a word."""
-    client = InMemoryClient(step_s=2.5)
+    client = InMemoryClient(step_s=0.2)
+    client.paused = True
     with running_server(front, client=client) as server:
         viewer = Viewer(browser, server.url, SIZES[1], "light")
         page = viewer.page
@@ -203,6 +204,7 @@ def test_an_answer_that_waits_says_where_to_see_why(browser: Any, front: ModelFr
         page.get_by_role("link", name="See what the request waits for").click()
         page.wait_for_selector(".request")
         page.get_by_role("link", name="Chat", exact=True).click()
+        client.paused = False
         page.wait_for_selector(".assistant[aria-busy=true] .markdown:not(:empty)")
         assert not page.get_by_text("No token yet").count()
         page.locator(".send.stop").click()
@@ -213,7 +215,7 @@ def test_an_answer_that_waits_says_where_to_see_why(browser: Any, front: ModelFr
 
 def test_stop(browser: Any, front: ModelFront) -> None:
     """Fault: an answer that the reader stopped goes on in the engine, or is lost."""
-    client = InMemoryClient(step_s=0.02)
+    client = InMemoryClient(step_s=0.2)
     with running_server(front, client=client) as server:
         viewer = Viewer(browser, server.url, SIZES[0], "light")
         page = viewer.page

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import ask, collect, hosted, run, until_state
 from tests.engine.test_replicas import clients_of, replicas
+from tests.server import in_memory
 from tests.server.running import RunningServer, running_server
 from tests.server.test_run import CODE, children, serving
 from tests.waiting import WAIT_S, wait_for
@@ -101,8 +104,11 @@ def test_messages_are_pinned_as_chats_render_them(http: httpx.Client) -> None:
     assert http.delete(f"{PREFIXES}/{pinned['id']}").status_code == 200
 
 
-def test_a_pin_ends_by_itself(http: httpx.Client) -> None:
-    pin(http, prompt="The quick brown fox jumps", ttl_s=2.0)  # more than its step takes
+def test_a_pin_ends_by_itself(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin(http, prompt="The quick brown fox jumps", ttl_s=500.0)
+    assert len(listed(http)) == 1
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 500.0)
+    monkeypatch.setattr(in_memory, "time", later)
     wait_for(lambda: listed(http) == [], "end of the pin")
     assert num_cached(http, "Something else") == 0  # and the step lets its blocks go
 

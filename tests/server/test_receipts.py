@@ -307,9 +307,9 @@ def test_receipts_of_a_loaded_server_are_made_again(
         url = server.wait_until_ready()
         load(url, 0)
         wait_for(lambda: metric(url, "num_preemptions") > 0, "a preemption")
+        before = metric(url, "generation_tokens")
         with ThreadPoolExecutor(1) as pool:
             under_way = pool.submit(load, url, 1)
-            before = metric(url, "generation_tokens")
             wait_for(lambda: metric(url, "generation_tokens") > before, "tokens")
             (core,) = children(server.process.pid)
             os.kill(int(core), signal.SIGKILL)

@@ -153,8 +153,8 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
         server.wait_until_ready()
         answer = waiting.post(f"{url}{CHAT}", json={**LONG, "stream": False, "max_tokens": 5})
         assert waiting.get(f"{url}/no-such-route").status_code == 404
-        wait_for(lambda: f'"POST {CHAT} HTTP/1.1" 200' in server.text, "line of the log")
         wait_for(lambda: '"GET /no-such-route HTTP/1.1" 404' in server.text, "line of the log")
+        assert f'"POST {CHAT} HTTP/1.1" 200' in server.text
         assert '"GET /readyz HTTP/1.1" 200' not in server.text  # what goes well is no news
         assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
         (core,) = children(server.process.pid)

@@ -53,12 +53,13 @@ class Standing:
     async def exchange(self, data: bytes) -> bytes:
         """All that comes back for it until the connection ends."""
         reader, writer = await asyncio.open_connection(*self.listener.getsockname())
-        writer.write(data)
-        with contextlib.suppress(ConnectionError):
-            await writer.drain()
-        found = await asyncio.wait_for(reader.read(), WAIT_S)
-        writer.close()
-        return found
+        try:
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            return await asyncio.wait_for(reader.read(), WAIT_S)
+        finally:
+            writer.transport.abort()
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import RunningServer, remembered, running_server
+from tests.waiting import VirtualTime
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 COMMENT = b": keep-alive\n\n"
@@ -191,16 +191,6 @@ def test_what_fails_later_is_the_one_last_event(
         server.wait_until_idle()
 
 
-class _VirtualTime(selectors.SelectSelector):
-    """Nobody waits: the time that the loop would sleep is past at once."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
 def given_up(
     front: ModelFront,
     limits: Limits,
@@ -208,9 +198,7 @@ def given_up(
 ) -> tuple[float, str]:
     """Return the time at which a prompt of 8,000 tokens without an output was given up, and the
     message. news: (second at which it comes, action)."""
-    clock, room = _VirtualTime(), WaitingRoom(limits)
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now
+    loop, room = VirtualTime(), WaitingRoom(limits)
     prompt, params = RenderedPrompt([5] * 8000), SamplingParams()
     place = room.enter(Party())
     place.hold(8000)
@@ -218,7 +206,7 @@ def given_up(
     stream = RequestStream(request, lambda _: None)
 
     async def wait() -> tuple[float, str]:
-        timeline = Timeline("0", TEXT, clock=lambda: clock.now)
+        timeline = Timeline("0", TEXT, clock=lambda: loop.time())
         generation = Generation(
             stream, prompt, params, front,
             limits=limits, place=place, timeline=timeline, metrics=ServerMetrics(),
@@ -228,7 +216,7 @@ def given_up(
             loop.call_at(at, act, room, stream)
         with pytest.raises(RefusedError) as refused:
             await generation.run(lambda _: None, NeverFull())
-        return round(clock.now, 3), str(refused.value)
+        return round(loop.time(), 3), str(refused.value)
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(wait())
@@ -271,13 +259,11 @@ def test_a_long_prompt_is_given_the_time_that_it_takes(
 
 def written_by(produce: Any, keep_alive_s: float) -> list[tuple[float, bytes]]:
     """All that a stream writes, and when, in seconds of a clock of its own."""
-    clock = _VirtualTime()
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now
+    loop = VirtualTime()
     written: list[tuple[float, bytes]] = []
 
     async def send(message: Any) -> None:
-        written.append((round(clock.now, 3), message.get("body", b"head")))
+        written.append((round(loop.time(), 3), message.get("body", b"head")))
 
     async def receive() -> Any:
         return await loop.create_future()

@@ -19,6 +19,7 @@ from quire.server.openai.vectors import EmbeddingData
 from tests import waiting
 from tests.server.in_memory import RealClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
+from tests.server.test_faults import connect, raw_request
 from tests.waiting import WAIT_S
 
 TEXTS = ["import os", "def add(a, b):\n    return a + b\n", "Once upon a time there was a king."]
@@ -222,7 +223,8 @@ def test_timelines_and_unknown_models(http: httpx.Client) -> None:
 
 def test_nothing_is_left_of_a_client_that_leaves(server: RunningServer) -> None:
     server.call(lambda: setattr(server.client, "paused", True))
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/embeddings", json={"input": TEXTS}, timeout=0.5)
+    with connect(server) as connection:
+        connection.sendall(raw_request({"input": TEXTS}, "/v1/embeddings"))
+        server.wait_until_open(len(TEXTS))
     server.call(lambda: setattr(server.client, "paused", False))
     server.wait_until_idle()

@@ -36,8 +36,13 @@ class Reply:
 class Wire:
     """The application over the engine in memory, and the loop in which both live."""
 
-    def __init__(self, front: ModelFront, settings: ServerSettings | None = None) -> None:
-        self.runner = asyncio.Runner()
+    def __init__(
+        self,
+        front: ModelFront,
+        settings: ServerSettings | None = None,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    ) -> None:
+        self.runner = asyncio.Runner(loop_factory=loop_factory)
         self.client = InMemoryClient()
         backend = Backend()
         backend.serve(self.client)

@@ -139,22 +139,25 @@ class ImageFetcher:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no time is left")
-        dialled = socket.create_connection((address, target.port), timeout=left)
         # A host that sends a byte now and then would outlast the timeout of each read. TLS takes
         # the socket away from `dialled`, so the watch has a descriptor of its own.
-        watched = dialled.dup()
-        watch = threading.Timer(left, _shut, (watched,))
-        watch.daemon = True
-        watch.start()
-        try:
-            found = self._ask(target, dialled)
+        with (
+            socket.create_connection((address, target.port), timeout=left) as dialled,
+            dialled.dup() as watched,
+        ):
+            watch = threading.Timer(left, _shut, (watched,))
+            watch.daemon = True
+            try:
+                watch.start()
+            except RuntimeError as error:  # the system has no more threads
+                raise OSError(f"the host cannot be asked: {error}") from error
+            try:
+                found = self._ask(target, dialled)
+            finally:
+                watch.cancel()
             if time.monotonic() >= deadline:  # the end may be that of the watch
                 raise TimeoutError("no time is left")
             return found
-        finally:
-            watch.cancel()
-            watched.close()
-            dialled.close()
 
     def _look_up(self, target: _Target, deadline: float) -> Sequence[str]:
         """Return the addresses of a host. The system's resolver knows no deadline, so it runs in a

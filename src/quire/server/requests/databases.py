@@ -11,6 +11,8 @@ __all__ = ["open_database", "private"]
 
 BUSY_S = 5.0
 """Longest wait, in seconds, for another front that writes."""
+OPEN_S = 30.0
+"""Longest wait, in seconds, for fronts that open the same new file."""
 _OPEN_TRIES = 50
 _OPEN_PAUSE_S = 0.02
 
@@ -31,7 +33,8 @@ def open_database(
     a disk of this machine. Raises sqlite3.Error if the file is no database.
 
     Fronts that start together write to a new file at once. SQLite does not wait for a change of the
-    journal's mode, so this is tried again.
+    journal's mode, so this is tried again: within `OPEN_S` while the file is locked, as a slow disk
+    may have it, and for a second after other errors.
     """
     if path is not None:  # what SQLite puts beside it gets its mode
         os.close(private(path))
@@ -43,12 +46,15 @@ def open_database(
     )
     if not is_lasting:
         database.execute("PRAGMA synchronous = OFF")
-    for num_left in reversed(range(_OPEN_TRIES)):
+    num_left, until = _OPEN_TRIES, time.monotonic() + OPEN_S
+    while True:
         try:
             database.execute(f"PRAGMA journal_mode = {journal}")
             database.executescript(schema)
-        except sqlite3.OperationalError:
-            if not num_left:
+        except sqlite3.OperationalError as error:
+            is_locked = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            num_left -= not is_locked
+            if not num_left or time.monotonic() > until:
                 database.close()
                 raise
             time.sleep(_OPEN_PAUSE_S)
@@ -56,5 +62,4 @@ def open_database(
             database.close()
             raise
         else:
-            break
-    return database
+            return database
