@@ -13,18 +13,20 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from quire.config.model_spec import DTYPE_BYTES, ModelSpec
+from quire.config.model_spec import DTYPE_BYTES, STATE_ALIGNMENT, ModelSpec
 from quire.config.shard import Shard
 
 __all__ = [
     "FP8_DTYPES",
     "KV_DTYPES",
+    "STATE_PART_BYTES",
     "KVFormat",
     "KVGroup",
     "KVLayout",
     "LayerKV",
+    "StoredSizes",
     "group_layers",
     "most_blocks",
 ]
@@ -43,6 +45,9 @@ FP8_DTYPES: Mapping[str, str] = MappingProxyType(
     {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 )
 """Names of the setting for the dtypes that torch calls otherwise."""
+
+STATE_PART_BYTES = 2**20
+"""Most bytes of a part of a state on a disk, if there are no blocks to be as long as."""
 
 GroupKind = Literal["full", "window", "latent"]
 """full: a query sees all tokens before it. window: the last few. latent: all of them, of which the
@@ -160,6 +165,15 @@ def most_blocks(
     return min(whole, (span + tokens_per_block - 2) // tokens_per_block + 1)
 
 
+class StoredSizes(NamedTuple):
+    """Sizes of what a rank keeps in a slot of a disk's file. block_bytes: bytes of a block, or of a
+    part of a state if no layer has K and V. num_state_parts: number of parts of a recurrent state,
+    each as long as a block; 0 without states."""
+
+    block_bytes: int
+    num_state_parts: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Layer groups over one pool of bytes [num_segments, B, segment_bytes].
@@ -216,6 +230,16 @@ class KVLayout:
         sizes = zip((self.state_bytes, self.state_input_bytes), self.copied_bytes, strict=True)
         states, inputs = (copied - (copied - size) // shard.size for size, copied in sizes)
         return replace(self, groups=tuple(groups), state_bytes=states, state_input_bytes=inputs)
+
+    def stored_sizes(self, spec: ModelSpec, num_ranks: int) -> StoredSizes:
+        """Return the sizes on a disk for ranks that share this layout in equal parts. spec: the
+        model's. A rank may pad its share of each layer's state to a cache line."""
+        own = self.of_rank(Shard(0, num_ranks))
+        num_states = len(spec.states) + len(spec.wide_states)
+        padding = num_states * STATE_ALIGNMENT if num_ranks > 1 else 0
+        state_bytes = own.state_bytes + padding
+        block_bytes = own.page_bytes or min(state_bytes, STATE_PART_BYTES)
+        return StoredSizes(block_bytes, -(-state_bytes // max(block_bytes, 1)))
 
     @property
     def num_segments(self) -> int:

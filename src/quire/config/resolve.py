@@ -16,7 +16,6 @@ from quire.config.device import (
     choose_seqs,
     choose_step_tokens,
 )
-from quire.config.kv_disk.sizes import stored_sizes
 from quire.config.kv_layout import FP8_DTYPES, KVLayout
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import (
@@ -494,7 +493,7 @@ def _describe_disk(
                 f"kv_disk={settings.kv_disk!r} cannot be used: {reason}. Leave it out."
             )
     num_ranks = settings.tensor_parallel_size
-    sizes = stored_sizes(spec, layout, num_ranks)
+    sizes = layout.stored_sizes(spec, num_ranks)
     block_bytes = num_ranks * sizes.block_bytes
     count = settings.kv_disk_bytes // block_bytes
     if not spec.has_kv:

@@ -13,7 +13,7 @@ from quire.config.checkpoint import Checkpoint
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore, StoreFiles
 from quire.config.kv_disk.records import StoreHeader
-from quire.config.kv_disk.sizes import StoredSizes, stored_sizes
+from quire.config.kv_layout import StoredSizes
 from quire.config.resolve import Resolved
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import RequestError
@@ -73,7 +73,7 @@ def num_state_parts(resolved: Resolved) -> int:
 
 def _sizes(resolved: Resolved) -> StoredSizes:
     num_ranks = resolved.settings.tensor_parallel_size
-    return stored_sizes(resolved.spec, resolved.layout, num_ranks)
+    return resolved.layout.stored_sizes(resolved.spec, num_ranks)
 
 
 def open_store(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.config.kv_disk.sizes import STATE_PART_BYTES
+from quire.config.kv_layout import STATE_PART_BYTES
 
 __all__ = ["Bytes", "PoolMemory"]
 
@@ -22,7 +22,7 @@ class PoolMemory:
     def __init__(self, pages: torch.Tensor, checkpoints: torch.Tensor | None = None) -> None:
         """pages: pages of the KV pool, uint8 [N, B, ...]; N is 0 without K/V. checkpoints:
         recurrent states, uint8 [C, state_bytes]; None if the model has none. Without K/V, a part
-        is as long as in `stored_sizes`."""
+        is as long as in `KVLayout.stored_sizes`."""
         self._pages: Bytes = pages.view(*pages.shape[:2], math.prod(pages.shape[2:])).numpy()
         self._checkpoints: Bytes | None = None if checkpoints is None else checkpoints.numpy()
         self.block_bytes = self._pages.shape[0] * self._pages.shape[2]
