@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from quire.config.shard import Shard
-from quire.distributed import Collectives, as_tree, look_up_in_parts, norm_in_parts
+from quire.distributed import Collectives, TorchCollectives, as_tree
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 """For ranks that wait for one that never comes."""
 
 
-class ThreadCollectives:
+class ThreadCollectives(TorchCollectives):
     """`Collectives` of threads that meet at a barrier."""
 
     def __init__(self, rank: int, barrier: Barrier, given: list[torch.Tensor | None]) -> None:
@@ -34,25 +34,6 @@ class ThreadCollectives:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchange(x), dim=-1)
-
-    def sum_rows(
-        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        total = self.all_reduce(x)
-        return (total if bias is None else total + bias).to(dtype)
-
-    def look_up(
-        self,
-        ids: torch.Tensor,
-        own: range,
-        most: int,
-        rows: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        del most
-        return look_up_in_parts(self, ids, own, rows)
-
-    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         return all(each.item() for each in self._exchange(torch.tensor(is_fine)))

@@ -5,9 +5,8 @@ from quire.distributed.collectives import (
     Alone,
     Collectives,
     Reduction,
+    TorchCollectives,
     as_tree,
-    look_up_in_parts,
-    norm_in_parts,
     together,
 )
 from quire.distributed.plain import PlainCollectives
@@ -18,8 +17,7 @@ __all__ = [
     "Collectives",
     "PlainCollectives",
     "Reduction",
+    "TorchCollectives",
     "as_tree",
-    "look_up_in_parts",
-    "norm_in_parts",
     "together",
 ]

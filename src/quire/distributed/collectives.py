@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
@@ -14,9 +15,8 @@ __all__ = [
     "Alone",
     "Collectives",
     "Reduction",
+    "TorchCollectives",
     "as_tree",
-    "look_up_in_parts",
-    "norm_in_parts",
     "together",
 ]
 
@@ -89,29 +89,6 @@ def as_tree(add: Join, given: Sequence[torch.Tensor]) -> torch.Tensor:
     return given[0]
 
 
-def look_up_in_parts(
-    collectives: Collectives,
-    ids: torch.Tensor,
-    own: range,
-    rows: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """`Collectives.look_up` by torch: rows of other ranks are zeros in a sum."""
-    local = ids - own.start
-    is_own = (local >= 0) & (local < len(own))
-    found = rows(torch.where(is_own, local, 0))
-    return collectives.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
-
-
-def norm_in_parts(
-    collectives: Collectives, x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> None:
-    """`Collectives.norm_rows` by torch: only sums of squares cross between ranks."""
-    wide = x.float()
-    squares = collectives.all_reduce(wide.square().sum(-1, keepdim=True))
-    wide *= torch.rsqrt(squares / (x.shape[-1] * collectives.size) + eps)
-    x.copy_(wide * weight.float())
-
-
 def together(collectives: Collectives, work: Callable[[], Result]) -> Result:
     """Return what `work` gives, if it raises nothing on any rank. Else all ranks raise, so that
     they do the same next and none waits for another."""
@@ -125,7 +102,43 @@ def together(collectives: Collectives, work: Callable[[], Result]) -> Result:
     return result
 
 
-class Alone:
+class TorchCollectives(ABC):
+    """Base of `Collectives` that makes the operations on rows of `all_reduce`, by torch."""
+
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
+        """See `Collectives.all_reduce`."""
+
+    def sum_rows(
+        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        total = self.all_reduce(x)
+        return (total if bias is None else total + bias).to(dtype)
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        own: range,
+        most: int,  # noqa: ARG002  each rank knows its own
+        rows: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Look up as in `Collectives.look_up`: rows of other ranks are zeros in a sum."""
+        local = ids - own.start
+        is_own = (local >= 0) & (local < len(own))
+        found = rows(torch.where(is_own, local, 0))
+        return self.all_reduce(torch.where(is_own.unsqueeze(-1), found, 0))
+
+    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """Norm as in `Collectives.norm_rows`: only sums of squares cross between ranks."""
+        wide = x.float()
+        squares = self.all_reduce(wide.square().sum(-1, keepdim=True))
+        wide *= torch.rsqrt(squares / (x.shape[-1] * self.size) + eps)
+        x.copy_(wide * weight.float())
+
+
+class Alone(TorchCollectives):
     """`Collectives` of one rank: every result is what was given."""
 
     size = 1
@@ -136,11 +149,6 @@ class Alone:
         op: Reduction = "sum",  # noqa: ARG002  the same for one rank
     ) -> torch.Tensor:
         return x
-
-    def sum_rows(
-        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return (x if bias is None else x + bias).to(dtype)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -153,9 +161,6 @@ class Alone:
         rows: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         return rows(ids)
-
-    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         return is_fine

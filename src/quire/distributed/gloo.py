@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts, norm_in_parts
+from quire.distributed.collectives import Reduction, TorchCollectives, as_tree
 from quire.distributed.plain import drifted, lost
 
 __all__ = ["GlooCollectives", "GlooMeeting", "GlooStore"]
@@ -58,7 +58,7 @@ class GlooStore:
         self.port = self._store.port
 
 
-class GlooCollectives:
+class GlooCollectives(TorchCollectives):
     """`Collectives` of one rank. Ranks may join again, as when their weights are loaded again; each
     time they meet under other keys of the store."""
 
@@ -86,26 +86,8 @@ class GlooCollectives:
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         return as_tree(torch.add if op == "sum" else torch.maximum, self._given(x))
 
-    def sum_rows(
-        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        total = self.all_reduce(x)
-        return (total if bias is None else total + bias).to(dtype)
-
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._given(x), dim=-1)
-
-    def look_up(
-        self,
-        ids: torch.Tensor,
-        own: range,
-        most: int,  # noqa: ARG002  each rank knows its own
-        rows: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        return look_up_in_parts(self, ids, own, rows)
-
-    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         """EngineLostError if this rank is not fine: the others wait in an exchange."""

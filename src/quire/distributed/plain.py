@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from quire.distributed.collectives import Reduction, as_tree, look_up_in_parts, norm_in_parts
+from quire.distributed.collectives import Reduction, TorchCollectives, as_tree
 from quire.errors import EngineError, EngineLostError
 from quire.platform.shared_region import SharedRegion
 
@@ -37,7 +37,7 @@ def drifted() -> EngineLostError:
     )
 
 
-class PlainCollectives:
+class PlainCollectives(TorchCollectives):
     """`Collectives` of one rank of a region. They wait by looking again and again."""
 
     def __init__(self, region: SharedRegion, rank: int) -> None:
@@ -56,12 +56,6 @@ class PlainCollectives:
             out[piece] = as_tree(add, given)
         return out.view(x.shape)
 
-    def sum_rows(
-        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        total = self.all_reduce(x)
-        return (total if bias is None else total + bias).to(dtype)
-
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.contiguous().view(-1)
         out = torch.empty((self.size, x.numel()), dtype=x.dtype)
@@ -69,18 +63,6 @@ class PlainCollectives:
             for rank, each in enumerate(given):
                 out[rank, piece] = each
         return torch.cat(list(out.view(self.size, *x.shape)), dim=-1)
-
-    def look_up(
-        self,
-        ids: torch.Tensor,
-        own: range,
-        most: int,  # noqa: ARG002  each rank knows its own
-        rows: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
-        return look_up_in_parts(self, ids, own, rows)
-
-    def norm_rows(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        norm_in_parts(self, x, weight, eps)
 
     def agree(self, *, is_fine: bool) -> bool:
         own, votes = self._counts[self._rank], self._votes[self._rank]
