@@ -6,8 +6,7 @@ import platform as host
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ import quire
 from quire.config.device import describe_gpu
 from quire.config.memory.amounts import format_bytes
 from quire.ops.native.huge_pages import map_huge_pages
+from quire.ops.native.team import torch_threads
 from quire.platform import Platform, detect_platform
 
 __all__ = [
@@ -163,7 +163,7 @@ class LimitProbe:
     def _seconds(self, name: Literal["read"] | Product) -> list[float]:
         """Time each repeat. One extra run before them is not counted: it pays for page faults and
         the start of threads."""
-        with _torch_threads(self.num_threads):
+        with torch_threads(self.num_threads):
             work = self.call(name)
             return [_seconds_of(work) for _ in range(REPEATS + 1)][1:]
 
@@ -199,16 +199,6 @@ def _int8_product(size: int) -> Callable[[], object]:
     return lambda: onednn.qlinear_pointwise(
         x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def current_commit() -> str | None:

@@ -6,8 +6,6 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +13,7 @@ import torch
 from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
 from quire.models.towers import ImageTower
+from quire.ops.native.team import torch_threads
 from quire.protocol.media import ImageTiles
 
 __all__ = ["EncodedImage", "ImageEncoder"]
@@ -85,7 +84,7 @@ class ImageEncoder:
     @torch.inference_mode()
     def _encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         self.num_encoded += 1
-        with _torch_threads(self._num_threads):
+        with torch_threads(self._num_threads):  # steps have theirs
             encoded = [self._tower.encode(tile.to(self._device), dtype) for tile in tiles.split(1)]
             rows = torch.cat(encoded).cpu()
         if not torch.isfinite(rows).all():
@@ -100,14 +99,3 @@ class ImageEncoder:
         while self._num_bytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._num_bytes -= oldest.nbytes
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """Give torch so many threads in this one; steps have theirs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

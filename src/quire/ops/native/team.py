@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from quire.errors import EngineError
 from quire.ops.native.replay import KernelCall
 
-__all__ = ["ALONE", "Team"]
+__all__ = ["ALONE", "Team", "torch_threads"]
 
 SPIN_MICROSECONDS = 200
 """Time that an idle thread spins before it sleeps: longer than the gap between two kernels of a
@@ -62,3 +62,16 @@ class Team:
 
 ALONE = Team(1)
 """The calling thread alone."""
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch compute what this thread asks for with `count` threads meanwhile."""
+    import torch  # here, since an engine is built without it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
