@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire import LLM, BeamSearchParams, ConfigError, SamplingParams
+from quire import LLM, ConfigError, SamplingParams
 from quire.attention import AttentionNeeds, select_backend
 from quire.config.render_plan import render_plan
 from quire.platform import detect_platform
 from tests.engine.greedy import (
     LENGTHS,
-    SETTINGS,
+    expected,
+    folder,
     generate,
     give_families,
+    make,
     prompt_of,
-    tokens_by_transformers,
+    test_beams_are_the_same_in_any_company,
+    test_forks_are_samples_one_by_one,
+    test_greedy_tokens_are_those_of_transformers,
+    test_quantized_weights_serve,
     tokens_of,
 )
 from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
+
+__all__ = [
+    "expected",
+    "folder",
+    "make",
+    "test_beams_are_the_same_in_any_company",
+    "test_forks_are_samples_one_by_one",
+    "test_greedy_tokens_are_those_of_transformers",
+    "test_quantized_weights_serve",
+]  # fixtures and laws of all families
 
 LONG = {"max_position_embeddings": 512, "index_topk": 512}
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
@@ -32,7 +46,7 @@ CASES = tuple(Case(name, name, LONG) for name in NAMES)
 KINDS = ("deepseek_v3", "minicpm3")
 BY_KIND = (
     "test_beams_are_the_same_in_any_company",
-    "test_forks_share_vectors",
+    "test_forks_are_samples_one_by_one",
     "test_drafts_change_no_token",
     "test_later_turns_find_their_prefix",
     "test_sleep_loses_nothing",
@@ -45,38 +59,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     give_families(metafunc, CASES, KINDS, BY_KIND)
 
 
-@pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp(request.param.name)
-    write_checkpoint(request.param, path)
-    return path
-
-
-@pytest.fixture
-def make(folder: Path) -> Iterator[Maker]:
-    with small_engines(str(folder), **SETTINGS) as maker:
-        yield maker
-
-
 def attention_by_kernels() -> bool:
     """Return whether no sum of attention depends on the step. Torch's do."""
     needs = AttentionNeeds(torch.float32, torch.float32, 24 + 8, 4, 1, value_dim=24)
     return select_backend(detect_platform(), needs).backend.name != "reference"
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    return tokens_by_transformers(folder)
-
-
-@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])
-def test_greedy_tokens_are_those_of_transformers(
-    make: Maker, expected: list[list[int]], settings: dict[str, Any]
-) -> None:
-    llm = make(**settings)
-    prompts = [prompt_of(length) for length in LENGTHS]
-    assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
-    assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
 
 
 def test_chunks_and_preemption_change_no_bit(make: Maker) -> None:
@@ -101,40 +87,10 @@ def test_chunks_and_preemption_change_no_bit(make: Maker) -> None:
         assert tight.engine.client.stats().preempted_total > 0
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
-    prompts = [prompt_of(length) for length in (5, 40)]
-    llm = make(quantization=quantization)
-    together = tokens_of(generate(llm, prompts, 12))
-    assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
-
-
 def test_two_ranks_are_one(make: Maker, expected: list[list[int]]) -> None:
     prompts = [prompt_of(length) for length in LENGTHS]
     llm = make(tensor_parallel_size=2, num_threads=1)
     assert tokens_of(generate(llm, prompts)) == expected
-
-
-def test_beams_are_the_same_in_any_company(make: Maker) -> None:
-    llm, params = make(), BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
-    prompts = [{"prompt_token_ids": prompt_of(length)} for length in (21, 5, 40)]
-    together = llm.beam_search(prompts, params, use_tqdm=False)
-    for prompt, one in zip(prompts, together, strict=True):
-        (alone,) = llm.beam_search([prompt], params, use_tqdm=False)
-        found = [sequence.tokens for sequence in one.sequences]
-        assert [sequence.tokens for sequence in alone.sequences] == found
-        assert len({tuple(tokens) for tokens in found}) == 3
-
-
-def test_forks_share_vectors(make: Maker) -> None:
-    llm, alone = make(), make(max_num_seqs=1)
-    ask = {"prompt_token_ids": prompt_of(21)}
-    sampling = SamplingParams(n=4, temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
-    forked = llm.generate(ask, sampling, use_tqdm=False)[0]
-    one_by_one = alone.generate(ask, sampling, use_tqdm=False)[0]
-    tokens = [output.token_ids for output in forked.outputs]
-    assert tokens == [output.token_ids for output in one_by_one.outputs]
-    assert len({tuple(sample) for sample in tokens}) > 1
 
 
 def test_drafts_change_no_token(make: Maker, expected: list[list[int]]) -> None:

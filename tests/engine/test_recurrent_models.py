@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import LLM, BeamSearchParams, ConfigError, RequestError, SamplingParams
+from quire import LLM, ConfigError, RequestError, SamplingParams
 from quire.config.families.mamba import SSDTraits
 from tests.engine.greedy import (
-    LENGTHS,
-    SETTINGS,
+    expected,
+    folder,
     generate,
     give_families,
+    make,
     prompt_of,
-    tokens_by_transformers,
+    test_beams_are_the_same_in_any_company,
+    test_forks_are_samples_one_by_one,
+    test_greedy_tokens_are_those_of_transformers,
+    test_quantized_weights_serve,
     tokens_of,
 )
-from tests.models.families import GRANITE, Case, write_checkpoint
+from tests.models.families import GRANITE, Case
 from tests.models.family_bases import BASES
-from tests.small_engines import Maker, small_engines
+from tests.small_engines import Maker
+
+__all__ = [
+    "expected",
+    "folder",
+    "make",
+    "test_beams_are_the_same_in_any_company",
+    "test_forks_are_samples_one_by_one",
+    "test_greedy_tokens_are_those_of_transformers",
+    "test_quantized_weights_serve",
+]  # fixtures and laws of all families
 
 NAMES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2")
 CASES = (
@@ -42,7 +55,7 @@ BY_KIND = (
     "test_a_fresh_request_is_clean_in_a_poisoned_slot",
     "test_beams_are_the_same_in_any_company",
     "test_sleep_keeps_nothing_and_loses_nothing",
-    "test_forks_take_the_state_along",
+    "test_forks_are_samples_one_by_one",
     "test_int8_kv_serves",
 )
 """Laws that families of a kind keep or break alike."""
@@ -50,34 +63,6 @@ BY_KIND = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     give_families(metafunc, CASES, KINDS, BY_KIND)
-
-
-@pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp(request.param.name)
-    write_checkpoint(request.param, path)
-    return path
-
-
-@pytest.fixture
-def make(folder: Path) -> Iterator[Maker]:
-    with small_engines(str(folder), **SETTINGS) as maker:
-        yield maker
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    return tokens_by_transformers(folder)
-
-
-@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["captured", "eager"])
-def test_greedy_tokens_are_those_of_transformers(
-    make: Maker, expected: list[list[int]], settings: dict[str, Any]
-) -> None:
-    llm = make(**settings)
-    prompts = [prompt_of(length) for length in LENGTHS]
-    assert tokens_of(generate(llm, prompts)) == expected, "in one batch"
-    assert tokens_of([generate(llm, [prompt])[0] for prompt in prompts]) == expected, "alone"
 
 
 def test_a_later_turn_starts_from_a_checkpoint(make: Maker) -> None:
@@ -115,14 +100,6 @@ def test_few_checkpoints_serve_as_well(make: Maker) -> None:
         llm = make(num_state_checkpoints=count)
         for _ in range(2):
             assert tokens_of(generate(llm, prompts, 20)) == want
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_weights_serve(make: Maker, quantization: str) -> None:
-    prompts = [prompt_of(length) for length in (5, 40)]
-    llm = make(quantization=quantization)
-    together = tokens_of(generate(llm, prompts, 12))
-    assert [tokens_of(generate(llm, [prompt], 12))[0] for prompt in prompts] == together
 
 
 def test_two_ranks_are_one(make: Maker, folder: Path) -> None:
@@ -171,17 +148,6 @@ def test_chunks_and_preemption_change_no_bit(make: Maker, depth: int) -> None:
     assert swaps.engine.client.stats().swapped_out_total > 0
 
 
-def test_beams_are_the_same_in_any_company(make: Maker) -> None:
-    llm, params = make(), BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
-    prompts = [{"prompt_token_ids": prompt_of(length)} for length in (21, 5, 40)]
-    together = llm.beam_search(prompts, params, use_tqdm=False)
-    for prompt, one in zip(prompts, together, strict=True):
-        (alone,) = llm.beam_search([prompt], params, use_tqdm=False)
-        found = [sequence.tokens for sequence in one.sequences]
-        assert [sequence.tokens for sequence in alone.sequences] == found
-        assert len({tuple(tokens) for tokens in found}) == 3
-
-
 def test_sleep_keeps_nothing_and_loses_nothing(make: Maker) -> None:
     llm = make()
     expected = tokens_of(generate(llm, [prompt_of(40)], 20))
@@ -189,17 +155,6 @@ def test_sleep_keeps_nothing_and_loses_nothing(make: Maker) -> None:
         llm.sleep(level)
         llm.wake_up()
         assert tokens_of(generate(llm, [prompt_of(40)], 20)) == expected
-
-
-def test_forks_take_the_state_along(make: Maker) -> None:
-    llm, alone = make(), make(max_num_seqs=1)
-    ask = {"prompt_token_ids": prompt_of(21)}
-    sampling = SamplingParams(n=4, temperature=0.9, seed=3, max_tokens=12, ignore_eos=True)
-    forked = llm.generate(ask, sampling, use_tqdm=False)[0]
-    one_by_one = alone.generate(ask, sampling, use_tqdm=False)[0]
-    tokens = [output.token_ids for output in forked.outputs]
-    assert tokens == [output.token_ids for output in one_by_one.outputs]
-    assert len({tuple(sample) for sample in tokens}) > 1
 
 
 @pytest.mark.parametrize("setting", ["kv_cache_dtype", "kv_cache_memory", "swap_space"])
@@ -228,9 +183,9 @@ def test_a_pinned_prefix_is_there_after_a_flood(make: Maker) -> None:
     pin = llm.pin_prefix({"prompt_token_ids": prefix})
     for i in range(8):
         generate(llm, [[50 + i, *prompt_of(90)]], 12)
-    for end, expected in zip(ends, cold, strict=True):
+    for end, wanted in zip(ends, cold, strict=True):
         (found,) = generate(llm, [[*prefix, *end]], 12)
-        assert (found.num_cached_tokens, tokens_of([found])) == (96, [expected])
+        assert (found.num_cached_tokens, tokens_of([found])) == (96, [wanted])
     (held,) = llm.pinned_prefixes()
     assert (held.key, held.hits) == (pin.key, 2)
     assert llm.unpin_prefix(held)
