@@ -7,9 +7,8 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -40,8 +39,6 @@ _CHECKED = ".safetensors"
 _OPEN = "open"
 _COUNT = "count"
 
-Result = TypeVar("Result")
-
 
 class WeightUpdates:
     """The update that is open, in files that all fronts of an engine see."""
@@ -60,20 +57,18 @@ class WeightUpdates:
     async def start(self) -> None:
         """Open an update. One that was open is dropped."""
         await self.drop()
-        await _in_thread(self._start)
+        await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
         self._root.mkdir(mode=0o700, exist_ok=True)
         name = f"{time.time_ns():020d}"
         (self._root / name).mkdir(mode=0o700)
-        partial = self._root / f"partial-{name}"
-        partial.write_text(name)
-        partial.rename(self._root / _OPEN)
+        self._note(_OPEN, name)
 
     async def drop(self) -> None:
         """Forget the update that is open, if there is one."""
         report = await self._client.control(Inspect())
-        await _in_thread(lambda: self._close(report.loaded.files))
+        await asyncio.to_thread(self._close, report.loaded.files)
 
     def _folder(self) -> Path:
         """Return the folder of the update that is open. RefusedError without one."""
@@ -102,11 +97,13 @@ class WeightUpdates:
             )
         files: list[Path] = []
         try:
-            await _in_thread(lambda: self._stage(info, weights_folder, files))
+            await asyncio.to_thread(self._stage, info, weights_folder, files)
             await self._client.control(LoadWeights(tuple(map(str, files)), is_trial=True))
-            await _in_thread(lambda: [each.rename(each.with_suffix(_CHECKED)) for each in files])
+            await asyncio.to_thread(
+                lambda: [each.rename(each.with_suffix(_CHECKED)) for each in files]
+            )
         except BaseException:
-            await _in_thread(lambda: [each.unlink(missing_ok=True) for each in files])
+            await asyncio.to_thread(lambda: [each.unlink(missing_ok=True) for each in files])
             raise
 
     def _stage(self, info: WeightUpdateInfo, weights_folder: str | None, files: list[Path]) -> None:
@@ -128,13 +125,13 @@ class WeightUpdates:
         loaded: then the engine has its old weights and the update is dropped. It stays open after
         EngineUnavailableError, for another try.
         """
-        new = await _in_thread(lambda: sorted(self._folder().glob(f"*{_CHECKED}")))
+        new = await asyncio.to_thread(lambda: sorted(self._folder().glob(f"*{_CHECKED}")))
         if not new:
             raise RefusedError(f"The update has no tensors. POST /update_weights first. {HOW}")
         report = await self._client.control(Inspect())
         files = [*report.loaded.files, *map(str, new)]
-        needed = await _in_thread(lambda: _needed(files))
-        number = await _in_thread(self._num_finished) + 1
+        needed = await asyncio.to_thread(_needed, files)
+        number = await asyncio.to_thread(self._num_finished) + 1
         op = LoadWeights(tuple(needed), version or str(number))
         try:
             await self._load(op)
@@ -143,7 +140,7 @@ class WeightUpdates:
         except BaseException:
             await self.drop()
             raise
-        await _in_thread(lambda: self._finished(number, needed))
+        await asyncio.to_thread(self._finished, number, needed)
         return op.version
 
     async def _load(self, op: LoadWeights) -> Report:
@@ -161,10 +158,14 @@ class WeightUpdates:
 
     def _finished(self, number: int, needed: Sequence[str]) -> None:
         """Count the update, and remove files that the engine does not read any more."""
-        partial = self._root / f"partial-{number}"
-        partial.write_text(str(number))
-        partial.rename(self._root / _COUNT)
+        self._note(_COUNT, str(number))
         self._close(needed)
+
+    def _note(self, file: str, text: str) -> None:
+        """Write a file whole, in place of what it was before."""
+        partial = self._root / f"partial-{text}"
+        partial.write_text(text)
+        partial.rename(self._root / file)
 
     def _close(self, needed: Sequence[str]) -> None:
         """Close the update, and remove all files but those that are needed."""
@@ -180,10 +181,6 @@ class WeightUpdates:
                     file.unlink(missing_ok=True)
             if not any(folder.iterdir()):
                 folder.rmdir()
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    return await asyncio.to_thread(work)
 
 
 def _needed(files: Sequence[str]) -> list[str]:

@@ -137,13 +137,7 @@ async def is_paused(call: Call[None]) -> IsPaused:
 
 async def reset_prefix_cache(call: Call[None]) -> CacheReset:
     """Forget cached prefixes, but for pinned ones."""
-    flag = (_RESET_RUNNING.of(call.request) or "").lower()
-    if flag not in ("true", "false"):
-        raise RefusedError(
-            f"reset_running_requests is {flag[:64]!r}. Give true or false.",
-            param="reset_running_requests",
-        )
-    await _control(call, ResetPrefixCache(flag == "true"))
+    await _control(call, ResetPrefixCache(_flag(call, _RESET_RUNNING)))
     return CacheReset(success=True)
 
 
@@ -263,11 +257,9 @@ async def weight_info(call: Call[None]) -> WeightInfo:
 
 async def get_world_size(call: Call[None]) -> WorldSize:
     """The number of processes that hold weights: ranks times replicas."""
-    flag = (_INCLUDE_DP.of(call.request) or "").lower()
-    if flag not in ("true", "false"):
-        raise RefusedError(f"include_dp is {flag[:64]!r}. Give true or false.", param="include_dp")
+    with_replicas = _flag(call, _INCLUDE_DP)
     num_ranks, num_replicas = _sizes(call)
-    return WorldSize(num_ranks * (num_replicas if flag == "true" else 1))
+    return WorldSize(num_ranks * (num_replicas if with_replicas else 1))
 
 
 async def server_info(call: Call[None]) -> dict[str, Any]:
@@ -322,6 +314,13 @@ def _mode(call: Call[None]) -> PauseMode:
         if mode == name:
             return mode
     raise RefusedError(f"mode is {name[:64]!r}. Give one of: {', '.join(MODES)}.", param="mode")
+
+
+def _flag(call: Call[None], query: Query) -> bool:
+    given = (query.of(call.request) or "").lower()
+    if given not in ("true", "false"):
+        raise RefusedError(f"{query.name} is {given[:64]!r}. Give true or false.", param=query.name)
+    return given == "true"
 
 
 def _activity(report: Report) -> EngineActivity:
