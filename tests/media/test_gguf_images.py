@@ -178,7 +178,7 @@ def _write(file: Path, **values: Any) -> Path:
                 },
                 "clip__use_gelu": True,
             },
-            r"models with the token '<\|image_pad\|>', which this model's vocabulary has not",
+            r"models with the token '<\|image_pad\|>', which this model's vocabulary lacks",
         ),
     ],
 )

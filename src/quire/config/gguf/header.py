@@ -77,10 +77,6 @@ class GGUFHeader:
     arrays: Mapping[str, _LazyArray]
     tensors: Mapping[str, GGUFEntry]
 
-    def array_length(self, key: str) -> int:
-        """Number of elements of the array at `key`, 0 if there is none."""
-        return self.arrays[key].count if key in self.arrays else 0
-
     def array(self, key: str) -> list[Any] | None:
         """The array at `key`, read from the file now; None if there is none."""
         found = self.arrays.get(key)

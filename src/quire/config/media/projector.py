@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ class Projector:
             if not known:
                 raise ConfigError(
                     f"{file.path}: belongs to models with the token {texts[0]!r}, which this "
-                    "model's vocabulary has not; take the file that was published with the model"
+                    "model's vocabulary lacks; take the file that was published with the model"
                 )
             found[key] = known[0]
         return found
@@ -130,10 +131,8 @@ class Projector:
 
 def _flat(entry: GGUFEntry) -> GGUFEntry:
     """Return a convolution over patches as a matrix."""
-    rows, columns = entry.shape[0], 1
-    for size in entry.shape[1:]:
-        columns *= size
-    return replace(entry, shape=(rows, columns))
+    rows, *inputs = entry.shape
+    return replace(entry, shape=(rows, math.prod(inputs)))
 
 
 class ProjectorFile:

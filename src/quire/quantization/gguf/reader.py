@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,10 +68,7 @@ class GGUFReader:
 
 
 def _num_rows(layout: GGUFLayout) -> int:
-    rows = 1
-    for size in layout.entry.shape[:-1]:
-        rows *= size
-    return rows
+    return math.prod(layout.entry.shape[:-1])
 
 
 def _paired_order(num_rows: int, heads: int) -> torch.Tensor:
