@@ -99,8 +99,11 @@ class StatePool:
         free = (each for each in reversed(self._free) if each not in besides)
         checkpoint = next(free, None)
         if checkpoint is None:
-            others = (each for each in self._index.values() if each not in self._held)
-            others = [each for each in others if each not in besides]
+            others = [
+                each
+                for each in self._index.values()
+                if each not in self._held and each not in besides
+            ]
             if not others:
                 return None
             checkpoint = min(others, key=self._worth.__getitem__)

@@ -28,14 +28,14 @@ class GivenWeights:
         """Have `load` replace weights by those of `op` and those of earlier calls. Raises what it
         raises, and the tensors are forgotten then. Raises ConfigError for a value that is no
         tensor."""
-        tensors: dict[str, torch.Tensor] = read_files(self._files)
-        given = {name: as_tensor(name, value) for name, value in op.tensors.items()}
-        tensors.update((name, tensor.contiguous()) for name, tensor in given.items())
+        tensors = read_files(self._files)
+        tensors |= {name: as_tensor(name, value) for name, value in op.tensors.items()}
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="quire-weights-")
         path = Path(self._folder.name, f"{self._num_given}.safetensors")
         self._num_given += 1
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+        plain = torch.contiguous_format  # tensors may be turned, or share memory
+        save_file({name: each.clone(memory_format=plain) for name, each in tensors.items()}, path)
         version = op.version or str(self._num_given)
         try:
             report = load(LoadWeights((str(path),), version))
