@@ -19,7 +19,8 @@ from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
 from quire.engine.disk_tier import weights_digest
 from quire.errors import ConfigError
-from tests.engine.test_laws import assert_same, params
+from tests.engine.test_host_prefixes import LENGTH, PROMPT, ask
+from tests.engine.test_laws import assert_same
 from tests.lora.adapters import write_adapter
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.pairs import BY_PAIRS
@@ -28,8 +29,6 @@ from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("patient_disk")
 
-LENGTH = 41
-PROMPT = np.random.default_rng(2).integers(5, 900, LENGTH).tolist()
 OTHERS = np.random.default_rng(3).integers(5, 900, (12, 50)).tolist()
 HIT = LENGTH - 1
 
@@ -50,17 +49,6 @@ def folder(tmp_path: Path) -> Path:
 def make(disk: str) -> Iterator[Maker]:
     with small_engines(None, kv_disk=disk, kv_disk_bytes="64MB") as maker:
         yield maker
-
-
-def ask(
-    llm: LLM, prompt: list[int] = PROMPT, *, adapter: LoRARequest | None = None, salt: str = "",
-    **more: Any,
-) -> RequestOutput:  # fmt: skip
-    given: dict[str, Any] = {"prompt_token_ids": prompt}
-    if salt:
-        given["cache_salt"] = salt
-    (found,) = llm.generate(given, params(1, 8, **more), use_tqdm=False, lora_request=adapter)
-    return found
 
 
 def once(make: Maker, prompt: list[int] = PROMPT, **settings: Any) -> RequestOutput:
