@@ -275,6 +275,8 @@ import sys
 from quire.config.kv_disk.pins import read_pins
 from tests.engine.test_disk_pins import *
 
+pytestmark = pytest.mark.usefixtures("patient_disk")
+
 with small_engines(None, kv_disk=sys.argv[1], kv_disk_bytes="64MB") as make:
     llm = make()
     print(pin(llm).key, flush=True)
