@@ -345,7 +345,7 @@ def test_a_stopped_process_is_named_without_stacks(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
-    """Fault: whoever wrote a dump waited for stacks of a rank that had ended with its core."""
+    """Fault: a dump waited for the stacks of a rank that had ended with its core."""
 
     def is_asked() -> bool:
         status = Path(f"/proc/{process.pid}/status").read_text()

@@ -1,4 +1,4 @@
-"""What it costs to swap and to compute, by a clock of the test's own."""
+"""Costs of swapping and of computing, by a clock of the test's own."""
 
 from __future__ import annotations
 
