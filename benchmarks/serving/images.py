@@ -1,10 +1,10 @@
 """Images in the server: streams beside an image, a repeated image, and the encoder alone.
 
     python -m benchmarks.serving.images [--turns 3] [--seconds 8]
-        [--output benchmarks/results/images.json]
+        [--size 3072 2560] [--output benchmarks/results/images.json]
 
 The model has the shape of SmolVLM-256M, random weights in bfloat16, and two threads. An image of
-3072 x 2560 pixels is 31 tiles, 1,984 tokens.
+3072 x 2560 pixels is 31 tiles, 1,984 tokens; one of 3072 x 512 is 7 tiles, for a short run.
 
 - Streams: one client streams tokens. In the first part of a turn nothing else runs; then an image
   that is new comes. *gaps beside* are those while it is encoded, *gaps beside prefill* those from
@@ -57,8 +57,7 @@ from quire.ops import Team, build_op_set
 from quire.platform import detect_platform
 
 MODEL = Path(__file__).parents[1] / "models" / "smolvlm-256m"
-WIDTH, HEIGHT = 3072, 2560
-NUM_TOKENS = 31 * 64
+SIZE = (3072, 2560)
 MAX_LEN, STREAM_LEN, PROMPT_LEN = 16_384, 15_000, 64
 NUM_REPEATS = 2
 LIMIT_S = 240.0
@@ -92,9 +91,10 @@ def write_model(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def picture(seed: int) -> str:
+def picture(size: tuple[int, int], seed: int) -> str:
     """A data URL of an image of smooth colours, another one for each seed."""
-    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32)
+    width, height = size
+    rows, columns = np.mgrid[0:height, 0:width].astype(np.float32)
     waves = [np.sin((rows + 3 * columns) / (40 + 7 * c) + seed) * 127 + 128 for c in range(3)]
     image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
     file = io.BytesIO()
@@ -264,10 +264,21 @@ def other_encoder() -> Callable[[torch.Tensor], torch.Tensor]:
     return encode
 
 
-def encoders(turns: int, num_tiles: int, threads: int, note: Callable[[str, float], None]) -> None:
+def model_spec() -> tuple[ModelSpec, IdeficsSpec]:
+    """The shape of the model, and of its images."""
     spec = find_model(EngineSettings(model=str(MODEL), dtype="bfloat16")).spec
-    images = spec.images
-    assert isinstance(images, IdeficsSpec)
+    assert isinstance(spec.images, IdeficsSpec)
+    return spec, spec.images
+
+
+def num_tokens(size: tuple[int, int]) -> int:
+    """Return the number of tokens of an image."""
+    images = model_spec()[1]
+    return images.num_tiles(*size) * images.tokens_per_tile
+
+
+def encoders(turns: int, num_tiles: int, threads: int, note: Callable[[str, float], None]) -> None:
+    spec, images = model_spec()
     own, other = own_encoder(spec, threads), other_encoder()
     side = images.tower.tile_size
     tiles = torch.randint(0, 256, (num_tiles, side, side, 3), dtype=torch.uint8)
@@ -309,22 +320,23 @@ def main() -> int:
         "--num-threads", str(threads), "--dtype", "bfloat16", "--max-model-len", str(MAX_LEN),
         "--image-cache", "256MiB",
     ]  # fmt: skip
+    size: tuple[int, int] = tuple(options.size)
     if options.only in (None, "encoder"):
         encoders(options.encoder_turns, options.tiles, threads, note)
-    if options.only in (None, "server"):
+    if options.only in (None, "server", "streams"):
         with served("quire", flags, write_model) as server:
             http = httpx.Client(base_url=str(server.address), timeout=LIMIT_S)
-            ask(http, picture(-1))  # warms up
+            ask(http, picture(size, -1))  # warms up
             for turn in range(options.turns):
-                beside_streams(http, picture(turn), options.seconds, note)
-            for turn in range(options.repeat_turns):
-                repeated(http, picture(1000 + turn), note)
+                beside_streams(http, picture(size, turn), options.seconds, note)
+            for turn in range(0 if options.only == "streams" else options.repeat_turns):
+                repeated(http, picture(size, 1000 + turn), note)
     spreads = {name: spread_of(values) for name, values in sorted(figures.items())}
     for name, spread in spreads.items():
         print(f"{name:40} {spread.median:9.3f}  [{spread.low:.3f}, {spread.high:.3f}]")
     if options.output is not None:
         workload = {
-            "model": MODEL.name, "image": [WIDTH, HEIGHT], "image_tokens": NUM_TOKENS,
+            "model": MODEL.name, "image": size, "image_tokens": num_tokens(size),
             "threads": threads, "turns": options.turns, "seconds": options.seconds,
             "repeat_turns": options.repeat_turns, "encoder_turns": options.encoder_turns,
             "tiles": options.tiles,
@@ -344,9 +356,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of a stream alone")
     parser.add_argument("--repeat-turns", type=positive_number, default=2)
     parser.add_argument("--encoder-turns", type=positive_number, default=7)
+    parser.add_argument(
+        "--size", type=positive_number, nargs=2, default=SIZE, metavar=("WIDTH", "HEIGHT"),
+        help="of images, in pixels; 3072 512 makes 7 tiles",
+    )  # fmt: skip
     parser.add_argument("--tiles", type=positive_number, default=4, help="in a turn of encoders")
     parser.add_argument("--threads", type=positive_number, default=2)
-    parser.add_argument("--only", choices=("server", "encoder"), help="a part alone")
+    parser.add_argument("--only", choices=("server", "streams", "encoder"), help="a part alone")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     return parser.parse_args()
 

@@ -15,6 +15,7 @@ from tests.waiting import WAIT_S
 
 from quire.ops import ALL_OPS, Provider, Team
 from quire.platform import detect_platform
+from quire.platform.priority import LOWEST
 
 PLATFORM = detect_platform()
 ROWS, WIDTH = 2000, 512
@@ -64,6 +65,21 @@ def test_threads_end_with_the_team(norm: Provider) -> None:
     assert not members & tasks()
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have no priority")
+def test_members_may_give_way(norm: Provider) -> None:
+    """Turns red when an encoder's threads take cores from steps, or steps get their priority."""
+    own, before = os.getpriority(os.PRIO_PROCESS, 0), tasks()
+    given = inputs()
+    for team, wanted in ((Team(3, gives_way=True), LOWEST), (Team(3), own)):
+        call = norm.load(team)
+        assert torch.equal(call(*given), norm.load()(*given))
+        members = tasks() - before
+        found = [os.getpriority(os.PRIO_PROCESS, int(member)) for member in members]
+        assert found == [wanted] * 2
+        before |= members
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+
+
 def test_two_callers_at_once_both_get_their_results(norm: Provider) -> None:
     """Turns red when a second caller's work replaces the first one's."""
     given = inputs()
@@ -86,6 +102,7 @@ FORKED = """
 import os, torch
 from quire.ops import ALL_OPS, Team
 from quire.platform import detect_platform
+from quire.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
 call = provider.load(Team(3))
@@ -106,6 +123,7 @@ import resource
 from quire.errors import EngineError
 from quire.ops import ALL_OPS, Team
 from quire.platform import detect_platform
+from quire.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
 with open("/proc/self/status") as status:
@@ -126,6 +144,7 @@ DRAWS_AT_THE_END = """
 import threading, time, torch
 from quire.ops import ALL_OPS, Team
 from quire.platform import detect_platform
+from quire.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["draw"].providers if p.unavailable(here) is None)
 call, count = provider.load(Team(3)), 2_000_000

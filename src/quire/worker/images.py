@@ -6,6 +6,7 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,9 @@ from quire.config.media.image_spec import ImageSpec
 from quire.errors import RequestError
 from quire.models.towers import ImageTower
 from quire.ops.native.team import torch_threads
+from quire.platform.priority import give_way
 from quire.protocol.media import ImageTiles
+from quire.worker.turns import Turns
 
 __all__ = ["EncodedImage", "ImageEncoder"]
 
@@ -32,7 +35,8 @@ class EncodedImage:
 
 class ImageEncoder:
     """Rows of images by the digests of their tiles. Any thread may call it, also while a step
-    computes; images are encoded one after the other, and tile by tile.
+    computes; images are encoded one after the other, and tile by tile, in a thread that gives way
+    to steps.
 
     num_encoded: images so far that were not kept from before.
     """
@@ -44,17 +48,20 @@ class ImageEncoder:
         device: torch.device,
         cache_bytes: int,
         num_threads: int,
+        turns: Turns,
     ) -> None:
         """device: device of the tower. cache_bytes: most bytes of rows that are kept; the least
         recently used ones go first, and stay alive while a request has them. num_threads: threads
-        of torch, which computes attention between kernels."""
+        of torch, which computes attention between kernels. turns: taken with the steps."""
         self.num_encoded = 0
+        self._turns = turns
         self._num_threads = num_threads
         self._tower, self._spec, self._device = tower, spec, device
         self._cache_bytes = cache_bytes
         self._num_bytes = 0
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "quire-encoder", initializer=give_way)
 
     def encode(self, tiles: ImageTiles, dtype: torch.dtype) -> EncodedImage:
         """Return the rows of an image, encoded or from before. RequestError for tiles of another
@@ -75,7 +82,8 @@ class ImageEncoder:
             was_kept = rows is not None
             if rows is None:
                 pixels = torch.frombuffer(bytearray(tiles.pixels), dtype=torch.uint8)
-                rows = self._encode(pixels.view(count, height, width, 3), dtype)
+                tensor = pixels.view(count, height, width, 3)
+                rows = self._thread.submit(self._encode, tensor, dtype).result()
                 self._keep(name, rows)
             else:
                 self._kept.move_to_end(name)
@@ -84,7 +92,7 @@ class ImageEncoder:
     @torch.inference_mode()
     def _encode(self, tiles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         self.num_encoded += 1
-        with torch_threads(self._num_threads):  # steps have theirs
+        with self._turns.encoding(), torch_threads(self._num_threads):  # steps have theirs
             encoded = [self._tower.encode(tile.to(self._device), dtype) for tile in tiles.split(1)]
             rows = torch.cat(encoded).cpu()
         if not torch.isfinite(rows).all():

@@ -237,7 +237,7 @@ def _load_tower(
     chosen = settings.chosen
     if spec.images is None or settings.shard.rank:
         return None
-    team = Team(chosen.num_threads if device.type == "cpu" else 1)
+    team = Team(chosen.num_threads if device.type == "cpu" else 1, gives_way=True)
     ops = _choose_ops(settings, device, kv_dtype, team)
     factory = LayerFactory(ops, {}, getattr(torch, chosen.dtype), device, max_positions=0)
     with torch.inference_mode():

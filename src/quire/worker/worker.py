@@ -7,6 +7,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from quire.worker.recovery import measure_recovery
 from quire.worker.replacements import Replacements, as_tensor, first_sentence, read_files
 from quire.worker.settings import WorkerSettings
 from quire.worker.tickets import TicketedStep
+from quire.worker.turns import Turns
 from quire.worker.weight_stash import WeightStash
 
 __all__ = ["Worker"]
@@ -78,6 +80,7 @@ class Worker:
             ) from error
         self._bank = _bank_of(self._loaded, settings)
         self._media = MediaStore(self._device)
+        self._turns = Turns() if self._device.type == "cpu" else Turns(share=0.0)
         self._images = self._image_encoder()
         self._embed_width = self._loaded.given.width
         self._size = PoolSize(0, settings.chosen.max_model_len)
@@ -106,6 +109,7 @@ class Worker:
             self._device,
             chosen.image_cache,
             chosen.num_threads,
+            self._turns,
         )
 
     def measure(self) -> Report:
@@ -430,7 +434,7 @@ class Worker:
         """Start a step; see `Runner.launch`. After `allocate`. Copies of blocks are made in the
         order of the steps, so their tickets end with the step that starts them."""
         assert self._assembly is not None, "allocate comes first"
-        step = self._assembly.runner.launch(plan)
+        step = self._turns.step(partial(self._assembly.runner.launch, plan))
         if not plan.started:
             return step
         done, failed = self._assembly.tiers.take_ended(plan.started)
@@ -485,11 +489,11 @@ class Worker:
             self._disk = None
         with contextlib.suppress(RuntimeError):  # a device that broke has nothing to give back
             self._synchronize()
-            self._assembly = self._loaded = None
+            self._assembly = self._loaded = self._images = None
             if self._device.type == "cuda":
                 gc.collect()
                 torch.cuda.empty_cache()
-        self._assembly = self._loaded = None
+        self._assembly = self._loaded = self._images = None
 
 
 def _bank_of(loaded: LoadedModel, settings: WorkerSettings) -> AdapterBank | None:

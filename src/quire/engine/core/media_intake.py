@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -22,9 +20,6 @@ from quire.protocol.messages import PutMedia
 from quire.protocol.request import EngineRequest
 
 __all__ = ["EndedMedia", "MediaIntake"]
-
-NICENESS = 10
-"""Added to the niceness of the thread that encodes, so that steps go first."""
 
 logger = logging.getLogger("quire")
 
@@ -62,8 +57,8 @@ class _Job:
 
 
 class _Encoder:
-    """A thread of lower priority, which starts with the first image. Images of spare requests wait
-    until there are no others."""
+    """A thread that waits for the worker to encode, and starts with the first image. Images of
+    spare requests wait until there are no others."""
 
     def __init__(self) -> None:
         self._jobs = PriorityQueue[_Job]()
@@ -87,7 +82,6 @@ class _Encoder:
             self._jobs.get().future.cancel()
 
     def _run(self) -> None:
-        _lower_priority()
         while (job := self._jobs.get()).work is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -195,10 +189,3 @@ def _ending(message: PutMedia, future: Future[MediaInfo]) -> EndedMedia:
     return EndedMedia(
         message.handle, message.query, None, f"the engine cannot take them ({error!r})"
     )
-
-
-def _lower_priority() -> None:
-    """Let other threads go first, where a thread has a priority of its own (Linux)."""
-    if hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from quire.errors import EngineError
 from quire.ops.native.replay import KernelCall
+from quire.platform.priority import give_way
 
 __all__ = ["ALONE", "Team", "torch_threads"]
 
@@ -27,8 +29,10 @@ class Team:
     also made.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
+    def __init__(self, num_threads: int, *, gives_way: bool = False) -> None:
+        """gives_way: True if its members let all other threads go first. The calling thread has a
+        priority of its own."""
+        self.num_threads, self._gives_way = num_threads, gives_way
         self.recorded: list[KernelCall] | None = None
         self.computes = True
         self._handle: int | None = None
@@ -40,7 +44,7 @@ class Team:
             create, destroy = library.quire_team_create, library.quire_team_destroy
             create.argtypes, create.restype = (ctypes.c_int32, ctypes.c_int32), ctypes.c_void_p
             destroy.argtypes, destroy.restype = (ctypes.c_void_p,), None
-            self._handle = create(self.num_threads, SPIN_MICROSECONDS)
+            self._handle = self._created(create)
             if self._handle is None:
                 raise EngineError(
                     f"The system gives no {self.num_threads} threads. Set num_threads lower."
@@ -49,6 +53,12 @@ class Team:
             # go on in a team that is gone. The system ends the members with the process.
             weakref.finalize(self, destroy, self._handle).atexit = False
         return self._handle
+
+    def _created(self, create: Callable[[int, int], int | None]) -> int | None:
+        if not self._gives_way:
+            return create(self.num_threads, SPIN_MICROSECONDS)
+        with ThreadPoolExecutor(1, initializer=give_way) as starter:  # members inherit it
+            return starter.submit(create, self.num_threads, SPIN_MICROSECONDS).result()
 
     @contextmanager
     def recording(self, *, computes: bool = True) -> Iterator[list[KernelCall]]:
