@@ -189,17 +189,16 @@ class Draws:
         self,
         sampling: SamplingState,
         rows: RowTable,
-        draw: Draw,
+        sampler: Sampler,
         graph: GraphDraws,
         upload: Upload,
         extras: DeviceExtras | None = None,
         state: DeviceState | None = None,
     ) -> None:
-        """draw: the operation `ops.sampling.draw`, on the host. state: rows on the device, which
-        `extras` reads."""
+        """sampler: draws on the host. state: rows on the device, which `extras` reads."""
         self._sampling = sampling
         self._rows = rows
-        self._sampler = Sampler(sampling, draw)
+        self._sampler = sampler
         self._graph = graph
         self._state = state
         self._upload = upload
@@ -273,7 +272,13 @@ class Draws:
             these = slots[which]
             allowed = None if masks is None else masks.by_slot(these, turn)
             found = find_candidates(
-                logits, index[which] + turn, these, self._sampling, self._rows, allowed
+                logits,
+                index[which] + turn,
+                these,
+                self._sampling,
+                self._rows,
+                self._sampler.read_logprobs,
+                allowed,
             )
             for slot, entry in found.candidates.items():
                 result.candidates[slot] = (*result.candidates.get(slot, ()), entry)
