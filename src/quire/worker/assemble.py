@@ -20,7 +20,7 @@ from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue
 from quire.runner.drafting.states import KeptStates
-from quire.runner.draws import Draws, GraphDraws
+from quire.runner.draws import Draws, GraphDraws, PartDraws
 from quire.runner.forward import AskedPrompts, ForwardPass
 from quire.runner.graphs.decode import DecodeGraph, DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs
@@ -171,16 +171,16 @@ def _make_draws(
 ) -> GraphDraws:
     """Return draws within graphs; ranks with parts of the logits draw together."""
     parts, collectives = loaded.parts, loaded.collectives
-    draw_parts = None
+    of_parts = None
     if isinstance(collectives, NativeCollectives) and collectives.size > 1 and parts.total:
-        draw_parts = partial(collectives.draw, parts.own, parts.total)
+        of_parts = PartDraws(partial(collectives.draw, parts.own, parts.total), parts)
     return GraphDraws(
         sampling,
         kernel_rows,
         loaded.ops.draw,
         loaded.ops.append_tokens,
-        draw_parts=draw_parts,
-        parts=None if draw_parts is None else parts,
+        of_parts=of_parts,
+        read_logprobs=loaded.ops.token_logprobs,
     )
 
 
