@@ -18,7 +18,7 @@ import torch
 from quire.errors import EngineError
 from quire.ops.sampling.draw.candidates import select_candidates
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
-from quire.protocol.step import IntArray, TokenLogprobs
+from quire.protocol.step import IntArray, TokenLogprobs, TopTokens
 
 __all__ = [
     "NUM_IN_CACHE",
@@ -34,7 +34,6 @@ __all__ = [
 ReadLogprobs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
 """The operation `quire.ops.sampling.token_logprobs`, for tensors on the host."""
 
-NO_IDS, NO_VALUES = np.zeros(0, np.int32), np.zeros(0, np.float32)
 NUM_IN_CACHE = 32_768
 """Logits that are worked on together: 128 KiB."""
 
@@ -98,11 +97,11 @@ def entries_of(
     logprobs, ranks, top_ids, top_logprobs = values
     columns = zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
     if not any(counts):
-        return [TokenLogprobs(*each, NO_IDS, NO_VALUES) for each in columns]
+        return [TokenLogprobs(*each) for each in columns]
     exist = (top_ids >= 0).sum(axis=1).tolist()
     listed = map(min, counts, exist)
     return [
-        TokenLogprobs(*each, top_ids[i, :number], top_logprobs[i, :number])
+        TokenLogprobs(*each, TopTokens(top_ids[i, :number], top_logprobs[i, :number]))
         for i, (each, number) in enumerate(zip(columns, listed, strict=True))
     ]
 

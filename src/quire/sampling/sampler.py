@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -248,7 +249,7 @@ class Sampler:
             self._state.num_logprobs[batch.slots[index : index + 1]],
             self._state.logprobs_mode,
         )
-        return replace(entry, log_mass=mass)
+        return msgspec.structs.replace(entry, log_mass=mass)
 
     def _processed(self, row: LogitArray, batch: _Batch, index: int) -> tuple[LogitArray, float]:
         """Return the logits [V] of the law from which a row's token was drawn, and the `log_mass`
