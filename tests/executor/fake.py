@@ -535,9 +535,8 @@ class FakeExecutor:
         best = np.argsort(-scores, kind="stable")[: row.num_candidates]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if row.params.logprobs is not None:
-            none = np.zeros(0, np.float32)
             logprobs = tuple(
-                TokenLogprobs(token, float(scores[token]), rank, EMPTY_INTS, none)
+                TokenLogprobs(token, float(scores[token]), rank)
                 for rank, token in enumerate(best.tolist(), start=1)
             )
         return TokenCandidates(best.astype(np.int32), scores[best], logprobs)

@@ -56,6 +56,7 @@ from quire.protocol.messages import (
 from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import Weights
 from quire.protocol.status import EngineCapacity, StartPhase
+from quire.protocol.step import TopTokens
 from quire.telemetry import EngineStats
 from tests.profiles import machine_settings
 
@@ -126,8 +127,13 @@ LOGPROBS = st.builds(
     st.integers(0, 99),
     st.floats(-50, 0),
     st.integers(1, 99),
-    ints(),
-    hnp.arrays(np.float32, st.integers(0, 4), elements=st.floats(-50, 0, width=32)),
+    st.none()
+    | st.builds(
+        TopTokens,
+        ints(),
+        hnp.arrays(np.float32, st.integers(0, 4), elements=st.floats(-50, 0, width=32)),
+    ),
+    st.none() | st.floats(-50, 0),
 )
 OUTPUTS = st.integers(0, 6).flatmap(
     lambda size: st.builds(

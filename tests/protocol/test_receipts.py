@@ -77,7 +77,7 @@ def other_value(each: Declared) -> Any:
 
 
 def entry(token_id: int, logprob: float) -> TokenLogprobs:
-    return TokenLogprobs(token_id, logprob, 1, np.zeros(0, np.int32), np.zeros(0, np.float32))
+    return TokenLogprobs(token_id, logprob, 1)
 
 
 def receipt_of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,12 @@ class Tokens:
 
 def sampler(state: SamplingState) -> Sampler:
     """With the best provider of this machine; tests/ops compares all of them."""
-    return Sampler(state, select(ALL_OPS["draw"], detect_platform())[1])
+    return Sampler(state, operation("draw"), operation("token_logprobs"))
+
+
+def operation(name: str) -> Callable[..., Any]:
+    """The best provider of an operation on this machine."""
+    return select(ALL_OPS[name], detect_platform())[1]
 
 
 def sample_rows(

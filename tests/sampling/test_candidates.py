@@ -11,6 +11,7 @@ import torch
 from quire.protocol import SamplingParams
 from quire.protocol.step import IntArray
 from quire.sampling import CandidateOutput, SamplingState, find_candidates
+from tests.sampling.rows import operation
 
 VOCAB = 40
 
@@ -30,7 +31,7 @@ def find(logits: torch.Tensor, count: int, **params: Any) -> CandidateOutput:
     for slot in range(len(logits)):
         state.enter(slot, SamplingParams(**params), 0, 0, (5,), count)
     rows = np.arange(len(logits))
-    return find_candidates(logits, rows, rows, state, History())
+    return find_candidates(logits, rows, rows, state, History(), operation("token_logprobs"))
 
 
 def logits(rows: int = 3) -> torch.Tensor:

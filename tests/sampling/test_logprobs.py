@@ -12,7 +12,9 @@ from quire.errors import EngineError
 from quire.protocol import SamplingParams
 from quire.sampling import prompt_logprobs, reference, token_logprobs
 from tests.profiles import examples
-from tests.sampling.rows import sample_one
+from tests.sampling.rows import operation, sample_one, sample_rows
+
+READ = operation("token_logprobs")
 
 
 @examples(60)
@@ -26,7 +28,13 @@ def test_values_ranks_and_order(vocab_size, k, seed, ties, scale):
     token_id = int(random.integers(vocab_size))
     expected = reference.log_softmax(row.tolist())
     order = sorted(range(vocab_size), key=lambda i: (-row[i], i))
-    got = token_logprobs(row, token_id, k)
+    (got,) = token_logprobs(
+        READ,
+        torch.from_numpy(row[None]),
+        np.zeros(1, np.int64),
+        np.array([token_id], np.int32),
+        np.array([k]),
+    )
     assert got.token_id == token_id
     assert got.logprob == pytest.approx(expected[token_id], abs=1e-5, rel=1e-6)  # a float32
     assert got.rank == order.index(token_id) + 1
@@ -53,7 +61,7 @@ def test_sampled_logprobs_are_those_of_the_model():
 
 def test_prompt_logprobs_read_row_by_row():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(1))
-    entries = prompt_logprobs(logits, np.array([3, 1, 4, 1, 5], np.int32), 2)
+    entries = prompt_logprobs(READ, logits, np.array([3, 1, 4, 1, 5], np.int32), 2)
     assert [entry.token_id for entry in entries] == [3, 1, 4, 1, 5]
     expected = torch.log_softmax(logits.double(), -1)
     for row, entry in enumerate(entries):
@@ -66,4 +74,22 @@ def test_prompt_logprobs_refuse_broken_logits():
     logits = torch.zeros(2, 4)
     logits[1, 2] = float("nan")
     with pytest.raises(EngineError, match="not finite"):
-        prompt_logprobs(logits, [1, 2], 0)
+        prompt_logprobs(READ, logits, [1, 2], 0)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits"])
+def test_rows_that_ask_for_different_numbers(mode: str) -> None:
+    """Catches entries that change places, or bits that depend on who else asks."""
+    logits = np.random.default_rng(2).standard_normal((6, 300)).astype(np.float32) * 4
+    asked = [0, 5, None, -1, 5, 0]
+    params = [SamplingParams(temperature=0.9, logprobs=each) for each in asked]
+    together = sample_rows(logits, params, logprobs_mode=mode).logprobs
+    assert sorted(together) == [0, 1, 3, 4, 5]
+    for slot, entry in together.items():
+        alone = sample_rows(logits[[slot]], [params[slot]], seeds=[slot], logprobs_mode=mode)
+        expected = alone.logprobs[0]
+        assert (entry.token_id, entry.logprob) == (expected.token_id, expected.logprob)
+        assert (entry.rank, entry.log_mass) == (expected.rank, expected.log_mass)
+        assert entry.top_ids.tolist() == expected.top_ids.tolist()
+        assert entry.top_logprobs.tolist() == expected.top_logprobs.tolist()
+        assert len(entry.top_ids) == (300 if asked[slot] == -1 else asked[slot])

@@ -164,16 +164,12 @@ def test_each_token_of_a_run_has_its_logprobs_and_none_follows_the_end() -> None
     tokens = expected_tokens(PLAIN, PROMPT, 20, 0, 0)
     found = simulation(5, depth=1)
     (handle,) = found.add(PROMPT, max_tokens=20, logprobs=0, stop=frozenset({tokens[3]}))
-    none = np.zeros(0, np.float32)
     given: list[int] = []
     while found.scheduler.has_unfinished:
         plan = found.scheduler.plan(found.now)
         assert plan is not None
         result = found.executor.execute(plan).result()
-        entries = tuple(
-            TokenLogprobs(token, -1.0, 1, result.token_ids[:0], none)
-            for token in result.token_ids.tolist()
-        )
+        entries = tuple(TokenLogprobs(token, -1.0, 1) for token in result.token_ids.tolist())
         output = found.scheduler.apply(replace(result, logprobs={0: entries}))
         assert [entry.token_id for entry in output.logprobs[handle]] == output.token_ids.tolist()
         given += output.token_ids.tolist()

@@ -25,7 +25,7 @@ from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLog
 from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.status import EngineCapacity, EngineFacts, EngineState, EngineStatus
-from quire.protocol.step import IntArray
+from quire.protocol.step import IntArray, TopTokens
 from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine
 from tests.grammar.bundled_tokens import grammars
@@ -243,4 +243,4 @@ def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:
     """Log-probabilities of which only the shape means something."""
     ids = np.array([(token + 17 * rank) % VOCAB_SIZE for rank in range(num_top)], np.int32)
     values = np.array([-0.5 - rank for rank in range(num_top)], np.float32)
-    return TokenLogprobs(token, -0.5, 1, ids, values)
+    return TokenLogprobs(token, -0.5, 1, TopTokens(ids, values))

@@ -25,7 +25,7 @@ from quire.engine.model_front import ModelFront
 from quire.engine.provenance import Provenance
 from quire.protocol import PromptLogprobs, SamplingParams
 from quire.protocol.status import EngineCapacity
-from quire.protocol.step import TokenLogprobs
+from quire.protocol.step import TokenLogprobs, TopTokens
 from quire.rendering import ChatTemplate, Renderer, Tokenizer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.prompts import PromptRenderer
@@ -87,7 +87,8 @@ def scored(token: int, size: int) -> TokenLogprobs:
         ids = [(token + 7 * step) % size for step in range(1, NUM_TOP + 1)]
     values = [-0.5 - 0.25 * rank for rank in range(NUM_TOP)]
     own = values[ids.index(token)] if token in ids else -7.5
-    return TokenLogprobs(token, own, 1, np.array(ids, np.int32), np.array(values, np.float32))
+    top = TopTokens(np.array(ids, np.int32), np.array(values, np.float32))
+    return TokenLogprobs(token, own, 1, top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +438,10 @@ def test_tokens_that_read_alike_are_told_apart(
         byte,
         -2.0,
         2,
-        np.array([letter, byte, none, beyond], np.int32),
-        np.array([-1.0, -2.0, -3.0, -4.0], np.float32),
+        TopTokens(
+            np.array([letter, byte, none, beyond], np.int32),
+            np.array([-1.0, -2.0, -3.0, -4.0], np.float32),
+        ),
     )
     writer = LogprobsWriter(tokenizer, 4, LogprobsBudget(10**6))
     assert writer.completion([byte], [entry], [0]).top_logprobs[0] == {

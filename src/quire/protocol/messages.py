@@ -41,7 +41,7 @@ __all__ = [
     "client_of",
 ]
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Both sides must have the same; it grows with every change of a message."""
 
 HANDLES_PER_CLIENT = 2**40

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -50,6 +51,7 @@ __all__ = [
     "TicketFailure",
     "TokenCandidates",
     "TokenLogprobs",
+    "TopTokens",
     "no_ints",
 ]
 
@@ -66,6 +68,7 @@ def _empty_ints() -> IntArray:
 
 
 EMPTY_INTS: IntArray = _empty_ints()
+EMPTY_FLOATS: FloatArray = np.zeros(0, np.float32)
 
 HOST_TIER = 0
 """Host memory, among the tiers beyond the device that copies name."""
@@ -305,13 +308,20 @@ class LateInput:
     failed: tuple[RowFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TopTokens(msgspec.Struct, frozen=True, array_like=True):
+    """The most likely tokens at a position, best first, and their log-probabilities; [number
+    asked]."""
+
+    ids: IntArray
+    logprobs: FloatArray
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, natural log, or what `logprobs_mode` asks for in their
-    place.
+    place. There is one for every token of a request with a receipt, so it is small.
 
     token_id, logprob, rank: the token at the position (rank 1 is the most likely).
-    top_ids, top_logprobs: the most likely ones, best first; [number asked].
+    top: the most likely ones; None where none is asked for.
     log_mass: log of the probability, before filters (top-k, top-p, min-p), of all tokens that these
         leave in, under processed modes; None under others.
     """
@@ -319,9 +329,18 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     rank: int
-    top_ids: IntArray
-    top_logprobs: FloatArray
+    top: TopTokens | None = None
     log_mass: float | None = None
+
+    @property
+    def top_ids(self) -> IntArray:
+        """Ids of the most likely tokens."""
+        return EMPTY_INTS if self.top is None else self.top.ids
+
+    @property
+    def top_logprobs(self) -> FloatArray:
+        """Log-probabilities of these."""
+        return EMPTY_FLOATS if self.top is None else self.top.logprobs
 
 
 @dataclass(frozen=True, slots=True)

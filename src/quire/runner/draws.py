@@ -34,6 +34,7 @@ from quire.sampling import (
     DeviceLogprobs,
     DeviceSampler,
     Draw,
+    ReadLogprobs,
     RowsOfMasks,
     SampleOutput,
     Sampler,
@@ -41,9 +42,10 @@ from quire.sampling import (
     failures_of,
     find_candidates,
     mask_arguments,
+    token_logprobs,
 )
 
-__all__ = ["Draws", "DrawnPiece", "GraphDraws", "Sampled"]
+__all__ = ["Draws", "DrawnPiece", "GraphDraws", "PartDraws", "Sampled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,14 @@ class Sampled:
     failed: list[RowFailure] = field(default_factory=list[RowFailure])
 
 
+@dataclass(frozen=True, slots=True)
+class PartDraws:
+    """Draws of ranks that keep their `parts` of logits. draw: `draw` for these, on the host."""
+
+    draw: Draw
+    parts: LogitParts
+
+
 class GraphDraws:
     """Draws one token per row with kernels alone, without the host, for rows that ask for nothing
     else. sampler: gathers the rows' parameters by slot within its kernel. Without it, `prepare`
@@ -87,12 +97,16 @@ class GraphDraws:
         draw: Draw,
         append_tokens: Callable[..., None],
         sampler: DeviceSampler | None = None,
-        draw_parts: Draw | None = None,
-        parts: LogitParts | None = None,
+        of_parts: PartDraws | None = None,
+        read_logprobs: ReadLogprobs | None = None,
     ) -> None:
-        """draw, append_tokens: the operations. draw_parts: `draw` for ranks that keep their `parts`
-        of logits, on the host; None where they are gathered."""
-        self._draw_parts, self._parts = draw_parts, parts
+        """draw, append_tokens: the operations. of_parts: None where logits are gathered.
+        read_logprobs: the operation `token_logprobs` on the host, with which rows that also ask for
+        raw log-probabilities are served; None to leave these rows to others."""
+        self._of_parts = of_parts
+        self._read = None if of_parts is not None else read_logprobs
+        self._asking = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
         self._sampling = sampling
         self._rows = rows
         self._draw = draw
@@ -112,8 +126,8 @@ class GraphDraws:
 
     def prepare(self, slots: Slots, positions: Slots) -> bool:
         """Row i of the next draw is slots[i], and draws its token at positions[i]. Return False if
-        some of these rows ask for more than a draw. A later draw for the same rows needs no new
-        call: each draw leaves their next positions."""
+        some of these rows ask for more than is served here. A later draw for the same rows needs no
+        new call: each draw leaves their next positions."""
         sampling = self._sampling
         if self._sampler is not None:
             return sampling.is_plain(slots)
@@ -122,7 +136,9 @@ class GraphDraws:
             columns = sampling.draw_parameters(slots)
             for kept, column in zip(self._gathered, columns, strict=True):
                 kept[: len(slots)] = column
-            self._is_plain = sampling.is_plain(slots)
+            self._is_plain = sampling.is_plain(slots, may_be_read=self._read is not None)
+            self._asking = sampling.asking(slots)
+            self._counts = sampling.num_logprobs[slots[self._asking]]
             only_draw = sampling.is_plain(slots, may_be_masked=True)
             self.may_draw_masked = only_draw and not self._is_plain
             self._slots, self._version = slots, sampling.version
@@ -130,7 +146,7 @@ class GraphDraws:
 
     def logits_as_drawn(self) -> AbstractContextManager[None]:
         """A model computes logits meanwhile that a call draws from."""
-        return nullcontext() if self._parts is None else self._parts.kept()
+        return nullcontext() if self._of_parts is None else self._of_parts.parts.kept()
 
     def __call__(
         self, logits: torch.Tensor, slots: torch.Tensor, index: torch.Tensor | None = None
@@ -141,7 +157,7 @@ class GraphDraws:
         count = len(slots)
         if self._sampler is None:
             index = self._index[:count] if index is None else index
-            draw = self._draw if self._draw_parts is None else self._draw_parts
+            draw = self._draw if self._of_parts is None else self._of_parts.draw
             token_ids = draw(logits, index, *self._columns(count))
             self.append(slots, token_ids, torch.from_numpy(self._positions[:count]))
             return token_ids
@@ -167,6 +183,23 @@ class GraphDraws:
         self.append(slots, token_ids, torch.from_numpy(self._positions[:count]))
         return token_ids
 
+    def read_logprobs(
+        self, logits: torch.Tensor, token_ids: IntArray
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Return the log-probabilities that the rows of the last draw asked for, by slot. logits:
+        logits of that draw. token_ids: int32 [N], tokens that it gave; rows without one have no
+        log-probabilities."""
+        if self._read is None or not len(self._asking):
+            return {}
+        drawn = token_ids[self._asking] >= 0
+        rows, counts = self._asking[drawn], self._counts[drawn]
+        if not len(rows):
+            return {}
+        entries = token_logprobs(self._read, logits, rows, token_ids[rows], counts)
+        return {
+            slot: (entry,) for slot, entry in zip(self._slots[rows].tolist(), entries, strict=True)
+        }
+
     def _columns(self, count: int) -> list[torch.Tensor]:
         """The parameters and positions of the first rows of `prepare`, as the operation's."""
         columns = (*self._gathered, self._positions)
@@ -189,17 +222,16 @@ class Draws:
         self,
         sampling: SamplingState,
         rows: RowTable,
-        draw: Draw,
+        sampler: Sampler,
         graph: GraphDraws,
         upload: Upload,
         extras: DeviceExtras | None = None,
         state: DeviceState | None = None,
     ) -> None:
-        """draw: the operation `ops.sampling.draw`, on the host. state: rows on the device, which
-        `extras` reads."""
+        """sampler: draws on the host. state: rows on the device, which `extras` reads."""
         self._sampling = sampling
         self._rows = rows
-        self._sampler = Sampler(sampling, draw)
+        self._sampler = sampler
         self._graph = graph
         self._state = state
         self._upload = upload
@@ -273,7 +305,13 @@ class Draws:
             these = slots[which]
             allowed = None if masks is None else masks.by_slot(these, turn)
             found = find_candidates(
-                logits, index[which] + turn, these, self._sampling, self._rows, allowed
+                logits,
+                index[which] + turn,
+                these,
+                self._sampling,
+                self._rows,
+                self._sampler.read_logprobs,
+                allowed,
             )
             for slot, entry in found.candidates.items():
                 result.candidates[slot] = (*result.candidates.get(slot, ()), entry)

@@ -23,9 +23,9 @@ from quire.runner.inputs import ModelInputs
 from quire.runner.media import MediaStore
 from quire.runner.pooling import PoolPiece, wanted_tokens
 from quire.runner.rows import RowTable, ScheduledRows, Slots
-from quire.sampling import prompt_logprobs
+from quire.sampling import ReadLogprobs, prompt_logprobs
 
-__all__ = ["NOT_FINITE", "Forward", "ForwardPass"]
+__all__ = ["NOT_FINITE", "AskedPrompts", "Forward", "ForwardPass"]
 
 NOT_FINITE = "the model computed numbers that are not finite: check its dtype and files"
 
@@ -73,6 +73,15 @@ class _PromptPiece:
     k: int
 
 
+@dataclass(frozen=True, slots=True)
+class AskedPrompts:
+    """Prompts with log-probabilities. counts: see `PlanChanges.num_prompt_logprobs`. read: the
+    operation `token_logprobs`, on the host."""
+
+    counts: Mapping[int, int]
+    read: ReadLogprobs
+
+
 class Computes(Protocol):
     """A model, or what stands for one (`CausalLM`)."""
 
@@ -94,22 +103,22 @@ class ForwardPass:
         rows: RowTable,
         build: Callable[[ScheduledRows], ModelInputs],
         upload: Upload,
-        num_prompt_logprobs: Mapping[int, int],
+        prompts: AskedPrompts,
         media: MediaStore,
         columns: TokenColumns,
         collectives: Collectives = ALONE,
         states: KeptStates | None = None,
         classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """build: makes the inputs of a batch. num_prompt_logprobs: see `PlanChanges`. media:
-        embeddings that prompts refer to. columns: columns that the model's layers read.
-        collectives: connection to the ranks that compute the same rows. states: keeps some states
-        of each forward. classify: `Classifies.scores` of a model with classes."""
+        """build: makes the inputs of a batch. media: embeddings that prompts refer to. columns:
+        columns that the model's layers read. collectives: connection to the ranks that compute the
+        same rows. states: keeps some states of each forward. classify: `Classifies.scores` of a
+        model with classes."""
         self._model = model
         self._rows = rows
         self._build = build
         self._upload = upload
-        self._num_prompt_logprobs = num_prompt_logprobs
+        self._prompts = prompts
         self._media = media
         self._collectives = collectives
         self._columns = columns
@@ -233,7 +242,7 @@ class ForwardPass:
 
     def _asking_for_prompt_logprobs(self, rows: ScheduledRows) -> list[_PromptPiece]:
         """Return the computed pieces of prompts whose tokens' log-probabilities are asked for."""
-        if not self._num_prompt_logprobs:
+        if not self._prompts.counts:
             return []
         pieces: list[_PromptPiece] = []
         first = 0
@@ -241,7 +250,7 @@ class ForwardPass:
             start, count = int(rows.num_computed[i]), int(rows.num_tokens[i])
             # The tokens after a prompt are the row's outputs or drafts.
             end = min(start + count, int(self._rows.num_prompt[slot]) - 1)
-            k = self._num_prompt_logprobs.get(slot)
+            k = self._prompts.counts.get(slot)
             if k is not None and end > start:
                 pieces.append(_PromptPiece(slot, first, start, end, k))
             first += count
@@ -259,5 +268,5 @@ class ForwardPass:
             part = slice(offset, offset + PROMPT_LOGPROB_ROWS)
             places = torch.arange(len(targets), device=hidden.device)[part] + piece.first
             logits = self._logits(before[part], places)
-            entries += prompt_logprobs(logits, targets[part], piece.k)
+            entries += prompt_logprobs(self._prompts.read, logits, targets[part], piece.k)
         return tuple(entries)

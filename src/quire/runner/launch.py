@@ -221,6 +221,7 @@ class Runner:
         """Return a step that has drawn and committed all its tokens [R], NO_TOKEN in rows without
         one. num_drafts: see `StepResult`."""
         self._note(token_ids)
+        logprobs = self._decode.read_logprobs(token_ids)
         drawn = token_ids.tolist()
         if NO_TOKEN in drawn:
             failed += self._draws.failures(token_ids, slots, self._rows.num_tokens[slots] - 1)
@@ -230,7 +231,7 @@ class Runner:
             num_drafts = None if num_drafts is None else num_drafts[is_drawn]
         else:
             self._drawn_slots = slots
-        return DrawnStep(step_id, slots, drawn, failed, num_drafts)
+        return DrawnStep(step_id, slots, drawn, failed, num_drafts, logprobs)
 
     def _compute(
         self,

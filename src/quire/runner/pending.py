@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.protocol.step import IntArray, RowFailure, StepResult
+from quire.protocol.step import IntArray, RowFailure, StepResult, TokenLogprobs
 from quire.runner.rows import Slots
 
 __all__ = ["DrawnStep", "FinishedStep", "PendingStep"]
@@ -40,8 +42,8 @@ class FinishedStep:
 
 
 class DrawnStep(NamedTuple):
-    """A finished `PendingStep` whose rows drew tokens and gave nothing else. The caller of `result`
-    builds the result, while the launching thread goes on with the next step. num_drafts: see
+    """A finished `PendingStep` whose rows drew tokens by a graph. The caller of `result` builds the
+    result, while the launching thread goes on with the next step. num_drafts, logprobs: see
     `StepResult`."""
 
     step_id: int
@@ -49,10 +51,16 @@ class DrawnStep(NamedTuple):
     token_ids: list[int]
     failed: list[RowFailure]
     num_drafts: IntArray | None = None
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = MappingProxyType({})
     is_over: bool = True
 
     def result(self) -> StepResult:
         """Return the result at once."""
-        slots, token_ids = self.slots.astype(np.int32), np.array(self.token_ids, np.int32)
-        failed = tuple(self.failed)
-        return StepResult(self.step_id, slots, token_ids, failed=failed, num_drafts=self.num_drafts)
+        return StepResult(
+            self.step_id,
+            self.slots.astype(np.int32),
+            np.array(self.token_ids, np.int32),
+            logprobs=dict(self.logprobs),
+            failed=tuple(self.failed),
+            num_drafts=self.num_drafts,
+        )

@@ -9,7 +9,7 @@ from quire.sampling.device_extras import (
     ExtraSample,
 )
 from quire.sampling.device_sampler import DeviceSample, DeviceSampler
-from quire.sampling.logprobs import prompt_logprobs, token_logprobs
+from quire.sampling.logprobs import ReadLogprobs, prompt_logprobs, token_logprobs
 from quire.sampling.sampler import (
     BANNED,
     NO_TOKEN,
@@ -35,6 +35,7 @@ __all__ = [
     "DeviceSampler",
     "Draw",
     "ExtraSample",
+    "ReadLogprobs",
     "SampleOutput",
     "RowsOfMasks",
     "Sampler",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,16 @@ from quire.errors import QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids, best_ids_of_rows
 from quire.platform.interrupts import is_ctrl_c
 from quire.protocol.sampling_params import GREEDY_TEMPERATURE
-from quire.protocol.step import REPORT_IT, MaskArray, RowFailure, TokenCandidates
+from quire.protocol.step import (
+    REPORT_IT,
+    IntArray,
+    MaskArray,
+    RowFailure,
+    TokenCandidates,
+    TokenLogprobs,
+)
 from quire.sampling.edits import RowEdits, RowPlace, edit_row
-from quire.sampling.logprobs import NUM_IN_CACHE, log_sum_exp, logprobs_of
+from quire.sampling.logprobs import NUM_IN_CACHE, ReadLogprobs, log_sum_exp, token_logprobs
 from quire.sampling.sampler import TokenHistory, check_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
@@ -37,6 +44,7 @@ def find_candidates(
     slots: npt.NDArray[np.int64],
     state: SamplingState,
     history: TokenHistory,
+    read: ReadLogprobs,
     masks: Mapping[int, MaskArray] | None = None,
 ) -> CandidateOutput:
     """The candidates of `slots` [N] from `rows` [N] of the logits [R, V], those that `masks` allow,
@@ -47,7 +55,11 @@ def find_candidates(
     for law, slot in zip(laws, slots.tolist(), strict=True):
         try:
             mask = None if masks is None else masks.get(slot)
-            output.candidates[slot] = _candidates_of(law, slot, state, history, mask)
+            found = _candidates_of(law, slot, state, history, mask)
+            count = int(state.num_logprobs[slot])
+            if count != NO_LOGPROBS:
+                found = replace(found, logprobs=_logprobs_of(law, found.token_ids, count, read))
+            output.candidates[slot] = found
         except QuireError as error:
             output.failed.append(RowFailure.of(slot, error))
         except BaseException as error:  # whatever it is, it must end with its row
@@ -79,7 +91,7 @@ def _laws(values: LogitArray, rows: IdArray, slots: IdArray, state: SamplingStat
             log_sum_exp(values[row] if t == 1.0 else values[row] / np.float32(t), scratch)
             for row, t in zip(rows.tolist(), temperatures, strict=True)
         ]
-    wanted = np.maximum(state.num_candidates[slots], state.num_logprobs[slots])
+    wanted = state.num_candidates[slots]
     best = np.zeros((len(rows), min(int(wanted.max(initial=0)), values.shape[1])), np.int64)
     is_whole = np.isfinite(normalizers)
     best[is_whole] = best_ids_of_rows(values, rows[is_whole], best.shape[1])
@@ -101,20 +113,24 @@ def _candidates_of(
     if not math.isfinite(law.normalizer):
         position = len(history.prompt_ids(slot)) + len(history.output_ids(slot))
         check_finite(float(logits.max()), position)
-    count, num_logprobs = int(state.num_candidates[slot]), int(state.num_logprobs[slot])
+    count = int(state.num_candidates[slot])
     edited, token_ids = logits, law.best[:count]
     if edits is not None or mask is not None:
         edited = _edit(logits, edits, slot, history, mask)
         token_ids = best_ids(edited, count)
-    logprobs = ()
-    if num_logprobs != NO_LOGPROBS:
-        known = law.normalizer if law.temperature == 1.0 else None
-        logprobs = logprobs_of(logits, token_ids.tolist(), num_logprobs, known, law.best)
     return TokenCandidates(
         token_ids.astype(np.int32),
         edited[token_ids].astype(np.float64) / law.temperature - law.normalizer,
-        logprobs,
     )
+
+
+def _logprobs_of(
+    law: _Law, token_ids: IntArray, count: int, read: ReadLogprobs
+) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of candidates of one row."""
+    row, number = torch.from_numpy(law.logits[None]), len(token_ids)
+    same = np.zeros(number, np.int64)
+    return tuple(token_logprobs(read, row, same, token_ids, np.full(number, count)))
 
 
 def _edit(

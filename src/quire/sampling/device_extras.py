@@ -14,6 +14,7 @@ from quire.protocol.sampling_params import MAX_LOGPROBS
 from quire.protocol.step import RowFailure, TokenLogprobs
 from quire.sampling.device_edits import DeviceEdits, Upload
 from quire.sampling.device_sampler import NO_MASKS, DeviceSampler
+from quire.sampling.logprobs import entries_of
 from quire.sampling.sampler import BANNED, NO_TOKEN, RowsOfMasks, mask_arguments, not_finite
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
@@ -54,19 +55,10 @@ class DeviceLogprobs:
         """Return log-probabilities by slot, in the form of the host's sampler. token_ids: tokens of
         all N rows; negative ones have no log-probabilities. values: contents of `tensors`, once
         they have come to the host."""
-        logprobs, ranks, top_ids, top_logprobs = values
-        found: dict[int, TokenLogprobs] = {}
-        for i, token_id in enumerate(token_ids[self.asked].tolist()):
-            if token_id >= 0:
-                listed = int((top_ids[i, : self.counts[i]] >= 0).sum())
-                found[int(self.slots[i])] = TokenLogprobs(
-                    token_id,
-                    float(logprobs[i]),
-                    int(ranks[i]),
-                    top_ids[i, :listed],
-                    top_logprobs[i, :listed],
-                )
-        return found
+        given = token_ids[self.asked]
+        entries = entries_of(given, self.counts.tolist(), values)
+        drawn = zip(self.slots.tolist(), entries, strict=True)
+        return {slot: entry for slot, entry in drawn if entry.token_id >= 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from: after bias, penalties, mask, temperature and filters, 0 in sum over the to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,23 @@ import torch
 
 from quire.errors import EngineError
 from quire.ops.sampling.draw.candidates import select_candidates
-from quire.ops.sampling.draw.ranking import IdArray, LogitArray, best_ids
-from quire.protocol.step import TokenLogprobs
+from quire.ops.sampling.draw.ranking import IdArray, LogitArray
+from quire.protocol.step import IntArray, TokenLogprobs, TopTokens
 
 __all__ = [
     "NUM_IN_CACHE",
+    "ReadLogprobs",
+    "entries_of",
     "left_by_filters",
     "log_mass",
     "log_sum_exp",
-    "logprobs_of",
     "prompt_logprobs",
     "token_logprobs",
 ]
 
+ReadLogprobs = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
+"""The operation `quire.ops.sampling.token_logprobs`, for tensors on the host."""
 
-NO_IDS: IdArray = np.zeros(0, np.int64)
 NUM_IN_CACHE = 32_768
 """Logits that are worked on together: 128 KiB."""
 
@@ -43,19 +45,65 @@ NOT_FINITE_ADVICE = (
 
 
 def token_logprobs(
-    row: LogitArray, token_id: int, k: int, mode: str = "raw_logprobs"
-) -> TokenLogprobs:
-    """Return the log-probabilities at one position.
+    read: ReadLogprobs,
+    logits: torch.Tensor,
+    rows: IdArray,
+    token_ids: IntArray,
+    counts: IdArray,
+    mode: str = "raw_logprobs",
+) -> list[TokenLogprobs]:
+    """Return the log-probabilities of tokens [M].
 
-    row: logits [V] whose largest is finite, raw or processed. token_id: the token that is there.
-    k: number of most likely tokens to list; -1 for all. Equal logits are ranked by token id.
-    mode: the setting `logprobs_mode`; processed ones list no token that cannot be drawn.
+    logits: float32 [N, V], raw or processed, the largest of each of these rows finite. rows: row of
+    each token. counts: number of most likely tokens to list for each, -1 for all; none is listed
+    whose logit is -inf. Equal logits are ranked by token id. mode: the setting `logprobs_mode`.
     """
-    if mode.startswith("processed"):
-        possible = int(np.count_nonzero(row > -np.inf))
-        k = possible if k < 0 else min(k, possible)
-    normalizer = 0.0 if mode.endswith("logits") else log_sum_exp(row)
-    return logprobs_of(row, (token_id,), k, normalizer)[0]
+    different = set(counts.tolist())
+    if len(different) == 1:
+        return _with_equal_counts(read, logits, rows, token_ids, different.pop(), mode)
+    found: dict[int, TokenLogprobs] = {}
+    for k in different:
+        which = np.flatnonzero(counts == k)
+        entries = _with_equal_counts(read, logits, rows[which], token_ids[which], k, mode)
+        found.update(zip(which.tolist(), entries, strict=True))
+    return [found[index] for index in range(len(counts))]
+
+
+def _with_equal_counts(
+    read: ReadLogprobs,
+    logits: torch.Tensor,
+    rows: IdArray,
+    token_ids: IntArray,
+    k: int,
+    mode: str,
+) -> list[TokenLogprobs]:
+    most = logits.shape[1]
+    columns = torch.from_numpy(rows), torch.from_numpy(token_ids)
+    tensors = read(logits, *columns, most if k < 0 else min(k, most))
+    values, ranks, top_ids, top_values = (each.numpy() for each in tensors)
+    if mode.endswith("logits"):
+        table = logits.numpy()
+        values, top_values = table[rows, token_ids], table[rows[:, None], top_ids]
+    return entries_of(
+        token_ids, [top_ids.shape[1]] * len(rows), (values, ranks, top_ids, top_values)
+    )
+
+
+def entries_of(
+    token_ids: IntArray, counts: Sequence[int], values: Sequence[npt.NDArray[Any]]
+) -> list[TokenLogprobs]:
+    """Return entries of tokens [M]. values: contents of the operation's results for them. counts:
+    number of tokens to list for each, at most as many as were asked of the operation."""
+    logprobs, ranks, top_ids, top_logprobs = values
+    columns = zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
+    if not any(counts):
+        return [TokenLogprobs(*each) for each in columns]
+    exist = (top_ids >= 0).sum(axis=1).tolist()
+    listed = map(min, counts, exist)
+    return [
+        TokenLogprobs(*each, TopTokens(top_ids[i, :number], top_logprobs[i, :number]))
+        for i, (each, number) in enumerate(zip(columns, listed, strict=True))
+    ]
 
 
 def left_by_filters(row: LogitArray, temperature: float, *filters: Any) -> LogitArray:
@@ -79,66 +127,26 @@ def log_mass(row: LogitArray, left: LogitArray, temperature: float) -> float:
     return min(log_sum_exp(left) - log_sum_exp(scaled), 0.0)
 
 
-def logprobs_of(
-    row: LogitArray,
-    token_ids: Sequence[int],
-    k: int,
-    normalizer: float | None = None,
-    best: IdArray | None = None,
-) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of several possible tokens at one position; row and k as in
-    `token_logprobs`. normalizer: `log_sum_exp` of the row, and best: its best ids in order, if they
-    are known."""
-    if normalizer is None:
-        normalizer = log_sum_exp(row)
-    num_listed = row.size if k < 0 else k
-    if best is None or len(best) < num_listed:
-        # To find the best takes longer than to rank one token.
-        num_best = max(num_listed, len(token_ids) if len(token_ids) > 1 else 0)
-        best = best_ids(row, num_best) if num_best else NO_IDS
-    ranks = {token_id: rank for rank, token_id in enumerate(best.tolist(), 1)}
-    top_ids = best[:num_listed]
-    top = (row[top_ids].astype(np.float64) - normalizer).astype(np.float32)
-    listed = top_ids.astype(np.int32)
-    return tuple(
-        TokenLogprobs(
-            token_id=int(token_id),
-            logprob=float(np.float32(float(row[token_id]) - normalizer)),  # as it is listed
-            rank=ranks.get(int(token_id)) or _rank(row, token_id),
-            top_ids=listed,
-            top_logprobs=top,
-        )
-        for token_id in token_ids
-    )
-
-
-def _rank(row: LogitArray, token_id: int) -> int:
-    """1 for the most likely token."""
-    logit = row[token_id]
-    better = np.count_nonzero(row > logit) + np.count_nonzero(row[:token_id] == logit)
-    return 1 + int(better)
-
-
 def prompt_logprobs(
-    logits: torch.Tensor, targets: npt.ArrayLike, k: int
+    read: ReadLogprobs, logits: torch.Tensor, targets: npt.ArrayLike, k: int
 ) -> tuple[TokenLogprobs, ...]:
     """Log-probabilities of prompt tokens.
 
-    logits: [C, V], for C positions of a chunk; the caller chooses C to bound memory, as one row at
-        a time is worked on here. targets: int [C], the token after each of these positions.
-    k: see `token_logprobs`.
+    logits: [C, V], for C positions of a chunk; the caller chooses C to bound memory. targets:
+        int [C], the token after each of these positions.
+    k: number of most likely tokens to list, -1 for all.
     Raises EngineError if a row of logits is not finite.
     """
-    rows = logits.detach().to("cpu", torch.float32).numpy()
-    found: list[TokenLogprobs] = []
-    for row, target in zip(rows, np.asarray(targets).tolist(), strict=True):
-        if not math.isfinite(row.max()):
-            raise EngineError(
-                f"the model's logits before prompt token {target} are not finite. "
-                f"{NOT_FINITE_ADVICE}"
-            )
-        found.append(token_logprobs(row, target, k))
-    return tuple(found)
+    rows = logits.detach().to("cpu", torch.float32)
+    token_ids = np.ascontiguousarray(targets, np.int32)
+    broken = np.flatnonzero(~rows.amax(dim=1).isfinite().numpy())
+    if len(broken):
+        raise EngineError(
+            f"the model's logits before prompt token {token_ids[broken[0]]} are not finite. "
+            f"{NOT_FINITE_ADVICE}"
+        )
+    count = len(token_ids)
+    return tuple(token_logprobs(read, rows, np.arange(count), token_ids, np.full(count, k)))
 
 
 def log_sum_exp(row: LogitArray, scratch: LogitArray | None = None) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,7 +16,13 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.ops.sampling.draw.ranking import IdArray, LogitArray
 from quire.protocol.step import IntArray, MaskArray, RowFailure, TokenLogprobs
 from quire.sampling.edits import RowEdits, RowPlace, edit_row
-from quire.sampling.logprobs import NOT_FINITE_ADVICE, left_by_filters, log_mass, token_logprobs
+from quire.sampling.logprobs import (
+    NOT_FINITE_ADVICE,
+    ReadLogprobs,
+    left_by_filters,
+    log_mass,
+    token_logprobs,
+)
 from quire.sampling.state import NO_LOGPROBS, SamplingState
 
 __all__ = [
@@ -122,8 +129,9 @@ class Sampler:
     Works on the host: logits on another device are copied over.
     """
 
-    def __init__(self, state: SamplingState, draw: Draw) -> None:
-        """draw: the operation `quire.ops.sampling.draw`."""
+    def __init__(self, state: SamplingState, draw: Draw, read_logprobs: ReadLogprobs) -> None:
+        """draw, read_logprobs: the operations `draw` and `token_logprobs`."""
+        self.read_logprobs = read_logprobs
         self._state = state
         self._draw_tokens = draw
 
@@ -214,18 +222,34 @@ class Sampler:
 
     def _read_logprobs(self, logits: torch.Tensor, batch: _Batch) -> dict[int, TokenLogprobs]:
         """Return log-probabilities by slot, of the kind that the engine gives."""
-        asked = self._state.num_logprobs[batch.slots] != NO_LOGPROBS
-        found: dict[int, TokenLogprobs] = {}
-        for index in np.flatnonzero(asked & (batch.token_ids != NO_TOKEN)).tolist():
-            slot = int(batch.slots[index])
-            k = int(self._state.num_logprobs[slot])
-            row, mass = logits[batch.rows[index]].numpy(), None
-            if self._state.has_processed_logprobs:
-                row, mass = self._processed(row, batch, index)
-            token_id, mode = int(batch.token_ids[index]), self._state.logprobs_mode
-            entry = token_logprobs(row, token_id, k, mode)
-            found[slot] = entry if mass is None else replace(entry, log_mass=mass)
-        return found
+        counts = self._state.num_logprobs[batch.slots]
+        which = np.flatnonzero((counts != NO_LOGPROBS) & (batch.token_ids != NO_TOKEN))
+        if not len(which):
+            return {}
+        if self._state.has_processed_logprobs:
+            entries = [self._read_processed(logits, batch, index) for index in which.tolist()]
+        else:
+            entries = token_logprobs(
+                self.read_logprobs,
+                logits,
+                batch.rows[which],
+                batch.token_ids[which],
+                counts[which],
+                self._state.logprobs_mode,
+            )
+        return dict(zip(batch.slots[which].tolist(), entries, strict=True))
+
+    def _read_processed(self, logits: torch.Tensor, batch: _Batch, index: int) -> TokenLogprobs:
+        row, mass = self._processed(logits[batch.rows[index]].numpy(), batch, index)
+        (entry,) = token_logprobs(
+            self.read_logprobs,
+            torch.from_numpy(row[None]),
+            np.zeros(1, np.int64),
+            batch.token_ids[index : index + 1],
+            self._state.num_logprobs[batch.slots[index : index + 1]],
+            self._state.logprobs_mode,
+        )
+        return msgspec.structs.replace(entry, log_mass=mass)
 
     def _processed(self, row: LogitArray, batch: _Batch, index: int) -> tuple[LogitArray, float]:
         """Return the logits [V] of the law from which a row's token was drawn, and the `log_mass`

@@ -117,12 +117,23 @@ class SamplingState:
             column[slot] = empty
         self.edits.pop(slot, None)
 
-    def is_plain(self, slots: npt.NDArray[np.integer[Any]], *, may_be_masked: bool = False) -> bool:
-        """Return whether these rows only draw: no edits of logits, no log-probabilities, no
-        candidates, and no masks unless these may be."""
-        plain = ~self.edited[slots] & (self.num_logprobs[slots] == NO_LOGPROBS)
-        plain &= self.num_candidates[slots] == 0
+    def is_plain(
+        self,
+        slots: npt.NDArray[np.integer[Any]],
+        *,
+        may_be_masked: bool = False,
+        may_be_read: bool = False,
+    ) -> bool:
+        """Return whether these rows only draw: no edits of logits, no candidates, no masks unless
+        these may be, and no log-probabilities unless raw ones may be read."""
+        plain = ~self.edited[slots] & (self.num_candidates[slots] == 0)
+        if not may_be_read or self.logprobs_mode != "raw_logprobs":
+            plain &= self.num_logprobs[slots] == NO_LOGPROBS
         return bool(plain.all()) and (may_be_masked or not self.masked[slots].any())
+
+    def asking(self, slots: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the indices of the rows that want log-probabilities."""
+        return np.flatnonzero(self.num_logprobs[slots] != NO_LOGPROBS)
 
     def draw_parameters(
         self, slots: npt.NDArray[np.integer[Any]]

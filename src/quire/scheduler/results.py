@@ -211,9 +211,8 @@ class ResultIntake:
                     self._rewinds.count(given.slots[is_over].tolist(), [1] * int(is_over.sum()))
                     rows &= ~is_over
                 slots, starts = given.slots[rows], given.starts[rows]
-            for slot in slots.tolist() if logprobs else ():
-                if slot in logprobs:
-                    self._give_logprobs(table.at(slot), logprobs[slot][turn])
+            if logprobs:
+                self._give_logprobs_of(slots, logprobs, turn)
             self._append(slots, given.token_ids[starts + turn])
 
     def _append(self, slots: Slots, tokens: npt.NDArray[np.int32]) -> None:
@@ -240,6 +239,20 @@ class ResultIntake:
                 self._unsent.append(table.at(int(slots[i])), int(tokens[i]))
             slots, tokens = slots[~is_watched], tokens[~is_watched]
         self._outputs.tokens(table.handle[slots], tokens)
+
+    def _give_logprobs_of(
+        self, slots: Slots, logprobs: Mapping[int, tuple[TokenLogprobs, ...]], turn: int
+    ) -> None:
+        """Send the log-probabilities of a token of each of these slots, of those that asked."""
+        table = self._table
+        for slot, handle in zip(slots.tolist(), table.handle[slots].tolist(), strict=True):
+            entries = logprobs.get(slot)
+            if entries is None:
+                continue
+            if table.has_watched:
+                self._give_logprobs(table.at(slot), entries[turn])
+            else:
+                self._outputs.logprobs(handle, entries[turn])
 
     def _give_logprobs(self, sequence: Sequence, entry: TokenLogprobs) -> None:
         if sequence.group.is_watched:

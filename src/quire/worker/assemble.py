@@ -20,8 +20,8 @@ from quire.runner import RowTable
 from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import HostQueue
 from quire.runner.drafting.states import KeptStates
-from quire.runner.draws import Draws, GraphDraws
-from quire.runner.forward import ForwardPass
+from quire.runner.draws import Draws, GraphDraws, PartDraws
+from quire.runner.forward import AskedPrompts, ForwardPass
 from quire.runner.graphs.decode import DecodeGraph, DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs
 from quire.runner.graphs.mixed import MixedSteps
@@ -32,7 +32,7 @@ from quire.runner.kernel_rows import KernelRows
 from quire.runner.launch import Runner
 from quire.runner.media import MediaStore
 from quire.runner.states import RecurrentStates
-from quire.sampling import SamplingState
+from quire.sampling import Sampler, SamplingState
 from quire.worker.assemble_device import assemble_on_device
 from quire.worker.assemble_drafts import make_drafter
 from quire.worker.assembly import Assembly, PoolSize
@@ -104,6 +104,7 @@ def _on_host(
     captured = _captured_sizes(settings, size)
     arena = _make_arena(loaded, settings, size, kept)
     graph_draws = _make_draws(loaded, sampling, kernel_rows)
+    sampler = Sampler(sampling, ops.draw, ops.token_logprobs)
     shared = (loaded.model, inputs, loaded.team, arena, captured.tokens)
     shared = (*shared, settings.chosen.max_num_seqs, loaded.taps)
     forward = MixedSteps(
@@ -123,14 +124,14 @@ def _on_host(
             rows,
             forward.build,
             torch.from_numpy,
-            changes.num_prompt_logprobs,
+            AskedPrompts(changes.num_prompt_logprobs, ops.token_logprobs),
             media,
             loaded.columns,
             loaded.collectives,
             kept,
             loaded.classify,
         ),
-        Draws(sampling, rows, ops.draw, graph_draws, torch.from_numpy),
+        Draws(sampling, rows, sampler, graph_draws, torch.from_numpy),
         HostQueue(),
         drafter=drafter,
         collectives=loaded.collectives,
@@ -170,16 +171,16 @@ def _make_draws(
 ) -> GraphDraws:
     """Return draws within graphs; ranks with parts of the logits draw together."""
     parts, collectives = loaded.parts, loaded.collectives
-    draw_parts = None
+    of_parts = None
     if isinstance(collectives, NativeCollectives) and collectives.size > 1 and parts.total:
-        draw_parts = partial(collectives.draw, parts.own, parts.total)
+        of_parts = PartDraws(partial(collectives.draw, parts.own, parts.total), parts)
     return GraphDraws(
         sampling,
         kernel_rows,
         loaded.ops.draw,
         loaded.ops.append_tokens,
-        draw_parts=draw_parts,
-        parts=None if draw_parts is None else parts,
+        of_parts=of_parts,
+        read_logprobs=loaded.ops.token_logprobs,
     )
 
 

@@ -16,7 +16,7 @@ from quire.runner.changes import PlanChanges
 from quire.runner.device.queue import DeviceQueue, queue_of
 from quire.runner.device.state import DeviceState
 from quire.runner.draws import Draws, GraphDraws
-from quire.runner.forward import ForwardPass
+from quire.runner.forward import AskedPrompts, ForwardPass
 from quire.runner.graphs.decode import DecodeSteps
 from quire.runner.graphs.ladder import LazyGraphs, ladder
 from quire.runner.graphs.mixed import MixedSteps
@@ -25,7 +25,7 @@ from quire.runner.graphs.recorder import CudaRecorder, GraphRecorder
 from quire.runner.inputs import InputGatherer
 from quire.runner.launch import Runner
 from quire.runner.media import MediaStore
-from quire.sampling import DeviceExtras, DeviceSampler, SamplingState
+from quire.sampling import DeviceExtras, DeviceSampler, Sampler, SamplingState
 from quire.worker.assembly import Assembly, PoolSize
 from quire.worker.load import LoadedModel
 from quire.worker.settings import WorkerSettings
@@ -119,7 +119,8 @@ def _assemble(
     if recorder is not None:
         pieces = PieceGraphs(model, inputs, attention, LazyGraphs(ladder(max_tokens)), recorder)
     mixed = MixedSteps(model, inputs, pieces, loaded.given)
-    _, host_draw = select(ALL_OPS["draw"], replace(settings.platform, device="cpu"))
+    host = replace(settings.platform, device="cpu")
+    of_host = [select(ALL_OPS[name], host)[1] for name in ("draw", "token_logprobs")]
     runner = Runner(
         rows,
         changes,
@@ -138,12 +139,14 @@ def _assemble(
             rows,
             mixed.build,
             queue.upload,
-            changes.num_prompt_logprobs,
+            AskedPrompts(changes.num_prompt_logprobs, of_host[1]),
             media,
             loaded.columns,
             classify=loaded.classify,
         ),
-        Draws(sampling, rows, host_draw, graph_draws, queue.upload, extras, state),
+        Draws(
+            sampling, rows, Sampler(sampling, *of_host), graph_draws, queue.upload, extras, state
+        ),
         queue,
         state,
     )

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from quire.protocol.receipts.receipt import (
-    DIGEST_BYTES,
     Evidence,
     Receipt,
     SampleEvidence,
@@ -17,7 +16,6 @@ from quire.protocol.receipts.receipt import (
     Statement,
     digest,
     logprob_bits,
-    next_link,
     prompt_digest,
 )
 from quire.protocol.request import EngineRequest, FinishReason, Weights
@@ -32,11 +30,15 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 
 @dataclass(slots=True)
 class _Sample:
-    link: bytes = bytes(DIGEST_BYTES)
     token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[str] = field(default_factory=list[str])
+    logprobs: list[float] = field(default_factory=list[float])
     reason: FinishReason | None = None
     stop_reason: int | str | None = None
+
+    def evidence(self) -> SampleEvidence:
+        """Return what the receipt keeps of it. Made at the end, so that a step pays little."""
+        bits = [logprob_bits(each) for each in self.logprobs]
+        return SampleEvidence(token_ids=self.token_ids, logprobs=bits)
 
 
 class Witness:
@@ -72,11 +74,8 @@ class Witness:
     ) -> None:
         """Take tokens of a sample that belong to its output, and its end if it has ended."""
         sample = self._samples[index]
-        for token_id, entry in zip(token_ids, logprobs, strict=True):
-            bits = logprob_bits(entry.logprob)
-            sample.link = next_link(sample.link, token_id, bits)
-            sample.token_ids.append(token_id)
-            sample.logprobs.append(bits)
+        sample.token_ids += token_ids
+        sample.logprobs += [entry.logprob for entry in logprobs]
         if reason is not None:
             sample.reason, sample.stop_reason = reason, stop_reason
 
@@ -94,6 +93,7 @@ class Witness:
         request, adapter = self._request, self._request.adapter
         own = request_statement(request)
         prompt_ids = request.prompt_token_ids.tolist()
+        samples = [each.evidence() for each in self._samples]
         statement = Statement(
             engine=dict(self._engine),
             model={**with_replaced(self._model, weights), "adapter": request.adapter_digest},
@@ -102,11 +102,11 @@ class Witness:
             samples=[
                 SampleStatement(
                     num_tokens=len(each.token_ids),
-                    chain=each.link.hex(),
+                    chain=tokens.chain,
                     finish_reason=str(each.reason),
                     stop_reason=each.stop_reason,
                 )
-                for each in self._samples
+                for each, tokens in zip(self._samples, samples, strict=True)
             ],
         )
         evidence = Evidence(
@@ -114,10 +114,7 @@ class Witness:
             adapter="" if adapter is None else adapter.name,
             weights_version=weights.version,
             prompt_token_ids=prompt_ids,
-            samples=[
-                SampleEvidence(token_ids=each.token_ids, logprobs=each.logprobs)
-                for each in self._samples
-            ],
+            samples=samples,
         )
         return Receipt.of(statement, evidence)
 

@@ -12,7 +12,7 @@ import torch
 from quire.distributed import ALONE, Collectives, together
 from quire.errors import EngineLostError
 from quire.models import CausalLM
-from quire.protocol.step import IntArray
+from quire.protocol.step import IntArray, TokenLogprobs
 from quire.runner.drafting.states import KeptStates
 from quire.runner.draws import GraphDraws
 from quire.runner.graphs.failures import ReplayFailures
@@ -40,11 +40,12 @@ class Decoded:
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """result: token ids or logits of all its rows; a replay overwrites them. states: states of its
-    forward to keep; a replay overwrites them too."""
+    forward to keep; a replay overwrites them too, and the logits that token ids were drawn from."""
 
     graph: Graph
     result: torch.Tensor
     states: tuple[torch.Tensor, ...] = ()
+    drawn_from: torch.Tensor | None = None
 
 
 class DecodeSteps:
@@ -84,6 +85,7 @@ class DecodeSteps:
         self._collectives = collectives
         self._kept = kept
         self._recorded: tuple[torch.Tensor, ...] = ()  # states of the forward being recorded
+        self._drawn_from: torch.Tensor | None = None  # logits of it
         self._replayed: tuple[torch.Tensor, ...] = ()
         self._last: tuple[DecodeGraph, IntArray] | None = None
 
@@ -132,6 +134,13 @@ class DecodeSteps:
         token."""
         token_ids = self._draws.under_masks(logits, self._slots[: len(logits)], masks)
         return None if token_ids is None else token_ids.numpy()
+
+    def read_logprobs(self, token_ids: IntArray) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Return the log-probabilities that rows asked for of the tokens [R] that a graph on the
+        host has just drawn, by slot."""
+        if self._last is None or self._last[0].drawn_from is None:
+            return {}
+        return self._draws.read_logprobs(self._last[0].drawn_from, token_ids)
 
     def repeat(self) -> IntArray:
         """Replay the last step, if a graph on the host has drawn in it: each of its rows goes on by
@@ -208,12 +217,14 @@ class DecodeSteps:
         try:
             result = recorder.result_of(compute(size))
             states = tuple(recorder.result_of(state) for state in self._recorded)
+            logits = self._drawn_from
+            logits = None if logits is None else recorder.result_of(logits)
         except BaseException:
             recorder.abandon()
             raise
         finally:
-            self._recorded = ()
-        return DecodeGraph(recorder.end(), result, states)
+            self._recorded, self._drawn_from = (), None
+        return DecodeGraph(recorder.end(), result, states, logits)
 
     def _replay(self, known: DecodeGraph) -> None:
         self._replayed = known.states
@@ -239,4 +250,6 @@ class DecodeSteps:
         """Token ids of the first rows that were sent."""
         with self._draws.logits_as_drawn():
             logits = self._compute(num_rows)
+        if not self._has_spare_row:  # held until the end of a recording, like states
+            self._drawn_from = logits
         return self._draws(logits, self._slots[:num_rows])
