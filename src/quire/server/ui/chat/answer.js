@@ -104,11 +104,14 @@ function tokenOf({ token, logprob, top_logprobs: top }) {
   return { text: token, logprob, top: (top ?? []).map(({ token: text, logprob: each }) => [text, each]) };
 }
 
-/** Return the tokens per second after the first one; null if that cannot be told. */
+const SHORTEST_MS = 200;
+
+/** Return the tokens per second after the first one; null if that cannot be told. The pieces of a
+ * short answer may come all at once, and the time between them is no time of the engine. */
 export function speedOf(message) {
   const count = (message.usage?.answer ?? 0) - 1;
   const ms = (message.totalMs ?? 0) - (message.firstMs ?? 0);
-  return count > 0 && ms > 0 ? (1000 * count) / ms : null;
+  return count > 0 && ms >= SHORTEST_MS ? (1000 * count) / ms : null;
 }
 
 const ENDS = {
@@ -117,6 +120,7 @@ const ENDS = {
   repetition: "It was stopped because it repeated itself.",
   stopped: "You stopped it.",
   abort: "The request was ended early.",
+  left: "The page was left before the answer ended.",
 };
 
 /** Return why an answer ended, if that needs words. */

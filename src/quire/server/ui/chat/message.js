@@ -1,6 +1,7 @@
 // One message of a conversation, as elements.
 
-import { duration, fill, h, icon, iconButton, number } from "../dom.js";
+import { ROOT } from "../api.js";
+import { duration, fill, h, iconButton, number } from "../dom.js";
 import { endWords, parsed, speedOf } from "./answer.js";
 import { thumbnails } from "./images.js";
 import { MAX_SHOWN, MarkdownView } from "./render.js";
@@ -96,7 +97,7 @@ export class AnswerView {
       iconButton("copy", "Copy the answer", () => actions.copy(message.content)),
       iconButton("retry", "Regenerate the answer", () => actions.regenerate(message)),
       message.tokens?.length ? iconButton("chart", "Token probabilities", () => this._toggleTokens()) : null,
-      message.requestId ? iconButton("dots", "How the request went", () => actions.showRequest(message.requestId)) : null,
+      message.requestId ? iconButton("clock", "How the request went", () => actions.showRequest(message.requestId)) : null,
     ];
   }
 
@@ -173,6 +174,7 @@ export function branchSwitch(all, message, onSelect) {
   return h("span", { class: "branches" }, iconButton("left", "Previous branch", () => go(-1)), h("span", {}, `${at + 1}/${all.length}`), iconButton("right", "Next branch", () => go(1)));
 }
 
-export function emptyHint(ideas, onPick) {
-  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h2", {}, "What would you like to ask?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
+/** Return what an empty conversation shows. hint: words about the model, or null. */
+export function emptyHint(ideas, onPick, hint = null) {
+  return h("div", { class: "welcome" }, h("img", { src: `${ROOT}/ui/quire.svg`, alt: "", width: "48", height: "48" }), h("h2", {}, "What would you like to ask?"), hint && h("p", { class: "model-hint" }, hint), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
 }

@@ -6,6 +6,14 @@ import { h, iconButton } from "../dom.js";
 const TOOL_EXAMPLE = JSON.stringify([{ type: "function", function: { name: "weather", description: "The weather at a place", parameters: { type: "object", properties: { place: { type: "string" } }, required: ["place"] } } }], null, 2);
 const SCHEMA_EXAMPLE = JSON.stringify({ type: "object", properties: { name: { type: "string" }, year: { type: "integer" } }, required: ["name", "year"], additionalProperties: false }, null, 2);
 
+const OTHERS = [["system", "system prompt"], ["schema", "schema"], ["tools", "tools"], ["stop", "stop sequences"], ["logprobs", "token probabilities"]];
+
+/** Return the names of the settings that are not the model's own. */
+export function namesOfSet(settings) {
+  const all = [...OTHERS, ...PARAMETERS.map(([name, label]) => [name, label.toLowerCase()])];
+  return all.filter(([name]) => settings[name] !== undefined && String(settings[name]).trim()).map(([, label]) => label);
+}
+
 /** Return the panel. settings: changed in place. defaults: the model's own. */
 export function settingsPanel(settings, defaults, onChange, onClose) {
   const set = (name, value) => {
@@ -43,6 +51,9 @@ function json(label, value, onInput, example, what) {
   const input = h("textarea", { rows: "3", class: "mono", value: value ?? "", spellcheck: "false", "aria-label": label });
   const take = () => {
     onInput(input.value);
+    judge();
+  };
+  const judge = () => {
     try {
       parsed(input.value, what);
       fault.hidden = true;
@@ -51,6 +62,7 @@ function json(label, value, onInput, example, what) {
       fault.hidden = false;
     }
   };
+  judge();
   input.addEventListener("input", take);
   const fillIn = () => {
     input.value = input.value.trim() ? "" : example;
