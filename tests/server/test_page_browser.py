@@ -252,6 +252,10 @@ def test_hostile_output_is_text(viewer: Viewer, script: Script) -> None:
         {**file, "buffer": json.dumps(talk).encode()}
     )
     page.wait_for_selector(".assistant:has-text('Show 940,000 more characters')")
+    again = {**file, "buffer": json.dumps(talk).encode()}
+    page.get_by_label("File of conversations").set_input_files(again)
+    page.wait_for_selector(".toast >> nth=1")
+    assert page.get_by_role("button", name="long", exact=True).count() == 1, "it replaced itself"
     assert page.locator(".user-text").inner_text() == "<script>alert(1)</script>"
     assert page.locator("script").count() == 1, "the page's own"
 
@@ -388,6 +392,23 @@ def test_the_keyboard_reaches_everything(viewer: Viewer, script: Script) -> None
         ".map((each) => each.outerHTML.slice(0, 120))"
     )
     assert not unnamed
+
+
+def test_the_focus_stays_where_the_keyboard_left_it(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    focused = "(document.activeElement.closest('.messages') ?? document.activeElement)"
+    set_field(page, "Seed", str(script.tell(f"One.{END}")))
+    send(page, "Say it.")
+    set_field(page, "Seed", str(script.tell(f"Two.{END}")))
+    page.get_by_role("button", name="Regenerate the answer").press("Enter")
+    ended(page)
+    assert page.evaluate(f"{focused}.className") == "messages"
+    for name in ("Previous branch", "Edit the message", "Parameters"):
+        page.get_by_role("button", name=name, exact=True).press("Enter")
+        if name != "Previous branch":
+            page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.ariaLabel") == name
+    assert page.locator(".panel").is_hidden() and page.locator(".edit-form").count() == 0
 
 
 def test_images(browser: Any, tmp_path: Path) -> None:

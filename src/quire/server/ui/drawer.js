@@ -24,7 +24,7 @@ export async function showRequest(id, row = null, now = Date.now() / 1000) {
   const close = iconButton("close", "Close", () => drawer.close());
   const head = h("div", { class: "panel-head" }, h("h2", { id: "drawer-title" }, "Request"), close);
   if (!shown) fill(drawer, head, h("p", { class: "error" }, fault));
-  else fill(drawer, head, h("p", { class: "mono request-name" }, shown.id), life(shown, now), isRefused(shown) ? null : why(explanation), details(shown, timeline));
+  else fill(drawer, head, h("p", { class: "mono request-name" }, shown.id), life(shown, now, explanation), isRefused(shown) ? null : why(explanation), details(shown, timeline));
   if (!drawer.open) drawer.showModal();
   close.focus();
 }
@@ -55,7 +55,13 @@ function isRefused(row) {
   return Boolean(row.error) && row.scheduled === undefined;
 }
 
-function life(row, now) {
+/** Return whether a request waited most for a place in the batch or for blocks. */
+function lacksRoom(explanation) {
+  const waits = Object.entries(explanation?.engine?.[0]?.waits ?? {}).sort(([, one], [, other]) => other - one);
+  return ["places", "blocks"].includes(waits[0]?.[0]);
+}
+
+function life(row, now, explanation) {
   const { phases, total, longest } = explained(row, now);
   const lines = phases.map(({ name, ms, share, words }) => {
     const bar = h("span", { class: `phase phase-${name}` });
@@ -63,16 +69,25 @@ function life(row, now) {
     return h("li", { class: name === longest ? "longest" : "" }, h("span", { class: "life-words" }, words, h("span", { class: "life-time" }, `${duration(ms)}, ${(100 * share).toFixed(0)} %`)), h("span", { class: "life-bar" }, bar));
   });
   const took = row.finished === undefined ? `It has run for ${duration(total)}.` : `It took ${duration(total)}.`;
-  const words = isRefused(row) ? h("p", { class: "error" }, `It ended before its first step. ${row.error}`) : h("p", {}, took, " ", ADVICE[longest] ?? "");
+  const words = isRefused(row) ? h("p", { class: "error" }, `It ended before its first step. ${row.error}`) : h("p", {}, took, " ", advice(phases, longest, explanation));
   return h("div", {}, words, h("ol", { class: "life" }, lines));
 }
 
 const ADVICE = {
-  render: "Most of it went into reading the messages. Long prompts take longer.",
-  wait: "Most of it was waiting for room. A larger max_num_seqs or a larger K/V cache lets more run at once.",
-  prefill: "Most of it was the prompt. If the next prompt begins the same way, the cache has that part.",
-  decode: "Most of it was writing tokens, one after the other.",
+  render: "went into reading the messages. Long prompts take longer.",
+  wait: "was waiting for the first step.",
+  room: "was waiting for room. A larger max_num_seqs or a larger K/V cache lets more run at once.",
+  prefill: "was the prompt. If the next prompt begins the same way, the cache has that part.",
+  decode: "was writing tokens, one after the other.",
 };
+
+/** Return what took longest, and what helps. */
+function advice(phases, longest, explanation) {
+  if (longest === null) return "";
+  const isMost = phases.some(({ name, share }) => name === longest && share >= 0.5);
+  const kind = longest === "wait" && lacksRoom(explanation) ? "room" : longest;
+  return `${isMost ? "Most of it" : "The largest part"} ${ADVICE[kind]}`;
+}
 
 function details(row, timeline) {
   const facts = [

@@ -31,6 +31,11 @@ export class Chat {
     this._send = h("button", { type: "submit", class: "send", "aria-label": "Send" }, icon("send"));
     this._model = h("select", { class: "model", "aria-label": "Model" });
     this._panel = h("aside", { class: "panel", "aria-label": "Parameters", hidden: true });
+    this._panel.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // elsewhere it stops an answer
+      this._togglePanel();
+    });
     this._side = this._sidebar();
     this._images = [];
     this._attached = h("div", { class: "attachments", hidden: true });
@@ -224,8 +229,8 @@ export class Chat {
       const found = fromFile(await chosen.text());
       const known = new Set(found.map(({ id }) => id));
       this._store.all = [...found, ...this._store.all.filter(({ id }) => !known.has(id))];
+      this._open(found[0]); // before it is kept: what was open may be an older one of them
       this._keep();
-      this._open(found[0]);
       toast(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} imported`);
     } catch (error) {
       toast(error.message);
@@ -254,7 +259,18 @@ export class Chat {
     );
   }
 
+  /** Draw the conversation. The focus stays on the button that it was on, or at least among the messages. */
   _show() {
+    const { activeElement: focused } = document;
+    const at = [...this._messages.children].findIndex((each) => each.contains(focused));
+    this._draw();
+    if (at < 0) return;
+    const label = focused.getAttribute("aria-label");
+    const same = label && [...(this._messages.children[at]?.querySelectorAll("button") ?? [])].find((each) => each.getAttribute("aria-label") === label);
+    (same || this._messages).focus({ preventScroll: true });
+  }
+
+  _draw() {
     this._showList();
     const shown = path(this._current);
     if (!shown.length) {
@@ -351,7 +367,9 @@ export class Chat {
     this._answering = message;
     this._show();
     const view = new AnswerView(message, this._actions);
+    const hadFocus = this._messages.lastChild.contains(document.activeElement);
     this._messages.lastChild.replaceWith(view.element);
+    if (hadFocus) this._messages.focus({ preventScroll: true });
     view.update(true);
     this._messages.scrollTop = this._messages.scrollHeight;
     const running = new AbortController();
@@ -400,7 +418,8 @@ export class Chat {
   _togglePanel() {
     this._panel.hidden = !this._panel.hidden;
     this._panelButton.setAttribute("aria-expanded", String(!this._panel.hidden));
-    if (!this._panel.hidden) this._panel.querySelector("textarea, input")?.focus();
+    if (this._panel.hidden) this._panelButton.focus();
+    else this._panel.querySelector("textarea, input")?.focus();
   }
 
   _showPanel() {

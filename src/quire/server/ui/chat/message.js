@@ -145,14 +145,20 @@ export function userElement(message, actions) {
   const edit = () => {
     const area = h("textarea", { class: "edit-area", "aria-label": "Edit the message", rows: String(Math.min(12, message.content.split("\n").length + 1)) });
     area.value = message.content;
-    const back = () => form.replaceWith(text);
+    const back = () => {
+      form.replaceWith(text);
+      pen.focus();
+    };
     const form = h("form", { class: "edit-form" }, area, h("div", { class: "row end" }, h("button", { type: "button", class: "button", onclick: back }, "Cancel"), h("button", { type: "submit", class: "button primary" }, "Send again")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (area.value.trim() || message.images?.length) actions.edit(message, area.value);
     });
     area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") back();
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        back();
+      }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         form.requestSubmit();
@@ -161,8 +167,9 @@ export function userElement(message, actions) {
     text.replaceWith(form);
     area.focus();
   };
+  const pen = iconButton("edit", "Edit the message", edit);
   const images = message.images?.length ? h("div", { class: "attachments sent" }, thumbnails(message.images)) : null;
-  const foot = h("div", { class: "message-foot" }, actions.branches(message), iconButton("copy", "Copy the message", () => actions.copy(message.content)), iconButton("edit", "Edit the message", edit));
+  const foot = h("div", { class: "message-foot" }, actions.branches(message), iconButton("copy", "Copy the message", () => actions.copy(message.content)), pen);
   return h("article", { class: "message user", "aria-label": "You" }, images, text, foot);
 }
 
