@@ -236,6 +236,8 @@ test("bodies and what is copied", () => {
   const body = requestBody(talk, "m");
   assert.deepEqual([body.temperature, body.seed, body.stop, body.top_logprobs], [0.5, undefined, ["END", "\n"], 5]);
   assert.throws(() => requestBody({ ...talk, settings: { tools: "[" } }, "m"), /Tools must be JSON/);
+  for (const schema of ['{"type": "banana"}', '{"properties": {"a": {"anyOf": [{"type": ["null", "banana"]}]}}}']) assert.throws(() => requestBody({ ...talk, settings: { schema } }, "m"), /the type "banana"/);
+  for (const schema of ['{"properties": {"type": {"type": "string"}, "enum": {}}}', '{"const": {"type": "banana"}}', "true"]) assert.ok(requestBody({ ...talk, settings: { schema } }, "m").response_format);
   assert.match(asCurl("http://h", body, true), /it'\\''s/);
   const program = asPython("http://h", { ...body, min_p: 0.1 }, false);
   assert.match(program, /extra_body=\{\n {8}"min_p": 0.1,/);

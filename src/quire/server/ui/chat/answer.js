@@ -1,6 +1,7 @@
 // An answer that arrives in pieces, and the request that asks for it.
 
 import { asMessages } from "./conversations.js";
+import { wrongType } from "./schema.js";
 
 /** Parameters that the panel has: name, label, step, and the server's default. */
 export const PARAMETERS = [
@@ -27,7 +28,7 @@ export function requestBody(conversation, model, end) {
   if (stops.length) body.stop = stops.map((each) => each.replaceAll("\\n", "\n"));
   const tools = parsed(settings.tools, "Tools");
   if (tools !== null) body.tools = Array.isArray(tools) ? tools : [tools];
-  const schema = parsed(settings.schema, "The schema");
+  const schema = parsedSchema(settings.schema);
   if (schema !== null) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return { ...body, stream: true, stream_options: { include_usage: true } };
@@ -41,6 +42,14 @@ export function parsed(text, what) {
   } catch (error) {
     throw new Error(`${what} must be JSON: ${error.message}`);
   }
+}
+
+/** Return the JSON of a schema; null if the field is empty. A type that is misspelt allows anything. */
+export function parsedSchema(text) {
+  const schema = parsed(text, "The schema");
+  const wrong = wrongType(schema);
+  if (wrong !== null) throw new Error(`The schema has the type "${wrong}". Types are object, array, string, number, integer, boolean and null.`);
+  return schema;
 }
 
 /** Puts the chunks of a stream into a message. now: a clock in milliseconds. */

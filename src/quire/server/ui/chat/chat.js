@@ -229,7 +229,7 @@ export class Chat {
       const found = fromFile(await chosen.text());
       const known = new Set(found.map(({ id }) => id));
       this._store.all = [...found, ...this._store.all.filter(({ id }) => !known.has(id))];
-      this._open(found[0]); // before it is kept: what was open may be an older one of them
+      this._open(found[0]); // now the one that was open may go
       this._keep();
       toast(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} imported`);
     } catch (error) {

@@ -1,6 +1,6 @@
 // The panel of parameters of a conversation.
 
-import { PARAMETERS, parsed } from "./answer.js";
+import { PARAMETERS, parsed, parsedSchema } from "./answer.js";
 import { h, iconButton } from "../dom.js";
 
 const TOOL_EXAMPLE = JSON.stringify([{ type: "function", function: { name: "weather", description: "The weather at a place", parameters: { type: "object", properties: { place: { type: "string" } }, required: ["place"] } } }], null, 2);
@@ -31,8 +31,8 @@ export function settingsPanel(settings, defaults, onChange, onClose) {
     h("div", { class: "fields" }, numbers),
     area("Stop sequences, one per line", settings.stop, (value) => set("stop", value), { rows: 2, placeholder: "\\n stands for a line break" }),
     check("Token probabilities", settings.logprobs, (value) => set("logprobs", value)),
-    json("JSON schema of answers", settings.schema, (value) => set("schema", value), SCHEMA_EXAMPLE, "The schema"),
-    json("Tools", settings.tools, (value) => set("tools", value), TOOL_EXAMPLE, "Tools"),
+    json("JSON schema of answers", settings.schema, (value) => set("schema", value), SCHEMA_EXAMPLE, parsedSchema),
+    json("Tools", settings.tools, (value) => set("tools", value), TOOL_EXAMPLE, (text) => parsed(text, "Tools")),
     h("p", { class: "hint" }, "An empty field leaves the model's default, which it shows in grey. The settings belong to this conversation; a new chat takes them over."),
   ];
 }
@@ -46,7 +46,7 @@ function check(label, value, onInput) {
 }
 
 /** Return a field of JSON, with a fault below it, and an example to begin with. */
-function json(label, value, onInput, example, what) {
+function json(label, value, onInput, example, read) {
   const fault = h("p", { class: "error", role: "alert", hidden: true });
   const input = h("textarea", { rows: "3", class: "mono", value: value ?? "", spellcheck: "false", "aria-label": label });
   const take = () => {
@@ -55,7 +55,7 @@ function json(label, value, onInput, example, what) {
   };
   const judge = () => {
     try {
-      parsed(input.value, what);
+      read(input.value);
       fault.hidden = true;
     } catch (error) {
       fault.textContent = error.message;
