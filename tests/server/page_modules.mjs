@@ -38,6 +38,18 @@ test("an element takes any number of children", async () => {
   assert.equal(fill(h("p", {}, "old"), many, null, "b").children.length, many.length + 1);
 });
 
+test("names in a text become buttons, the longest first", async () => {
+  const element = () => ({ children: [], append(...given) { this.children.push(...given); }, setAttribute() {}, addEventListener(_, call) { this.click = call; } });
+  globalThis.document = { createElement: element };
+  const { withButtons } = await import(new URL("dom.js", UI));
+  const picked = [];
+  const parts = withButtons("behind a.b and a.bc, not axb", ["a.b", "a.bc", "a.b", ""], (id) => picked.push(id));
+  assert.deepEqual(parts.filter((each) => typeof each === "string"), ["behind ", " and ", ", not axb"]);
+  parts.filter((each) => typeof each !== "string").forEach((each) => each.click());
+  assert.deepEqual(picked, ["a.b", "a.bc"]);
+  assert.deepEqual(withButtons("none", [], null), ["none"]);
+});
+
 test("parts of lines", () => {
   assert.deepEqual(inline("a *b* **c** ***d*** ~~e~~ `f*g*`"), ["a ", { kind: "em", parts: ["b"] }, " ", { kind: "strong", parts: ["c"] }, " ", { kind: "strong", parts: [{ kind: "em", parts: ["d"] }] }, " ", { kind: "strike", parts: ["e"] }, " ", { kind: "codeSpan", text: "f*g*" }]);
   assert.deepEqual(texts(inline("2 * 3 * 4, snake_case_name, *open")).join(""), "2 * 3 * 4, snake_case_name, *open");
@@ -214,6 +226,7 @@ test("an answer in pieces", () => {
   assert.deepEqual(message.tokens, [{ text: "Hi", logprob: -0.1, top: [["Ho", -2]] }]);
   assert.equal(message.firstMs, 100);
   assert.equal(speedOf(message), 4);
+  assert.equal(speedOf({ ...message, totalMs: 101 }), null, "all came at once: the engine has no such speed");
   assert.equal(endWords({ ...message, error: "The engine stopped." }), "The engine stopped.");
 });
 
@@ -223,6 +236,8 @@ test("bodies and what is copied", () => {
   const body = requestBody(talk, "m");
   assert.deepEqual([body.temperature, body.seed, body.stop, body.top_logprobs], [0.5, undefined, ["END", "\n"], 5]);
   assert.throws(() => requestBody({ ...talk, settings: { tools: "[" } }, "m"), /Tools must be JSON/);
+  for (const schema of ['{"type": "banana"}', '{"properties": {"a": {"anyOf": [{"type": ["null", "banana"]}]}}}']) assert.throws(() => requestBody({ ...talk, settings: { schema } }, "m"), /the type "banana"/);
+  for (const schema of ['{"properties": {"type": {"type": "string"}, "enum": {}}}', '{"const": {"type": "banana"}}', "true"]) assert.ok(requestBody({ ...talk, settings: { schema } }, "m").response_format);
   assert.match(asCurl("http://h", body, true), /it'\\''s/);
   const program = asPython("http://h", { ...body, min_p: 0.1 }, false);
   assert.match(program, /extra_body=\{\n {8}"min_p": 0.1,/);

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,10 @@ def test_hostile_output_is_text(viewer: Viewer, script: Script) -> None:
         {**file, "buffer": json.dumps(talk).encode()}
     )
     page.wait_for_selector(".assistant:has-text('Show 940,000 more characters')")
+    again = {**file, "buffer": json.dumps(talk).encode()}
+    page.get_by_label("File of conversations").set_input_files(again)
+    page.wait_for_selector(".toast >> nth=1")
+    assert page.get_by_role("button", name="long", exact=True).count() == 1, "it replaced itself"
     assert page.locator(".user-text").inner_text() == "<script>alert(1)</script>"
     assert page.locator("script").count() == 1, "the page's own"
 
@@ -389,6 +394,23 @@ def test_the_keyboard_reaches_everything(viewer: Viewer, script: Script) -> None
     assert not unnamed
 
 
+def test_the_focus_stays_where_the_keyboard_left_it(viewer: Viewer, script: Script) -> None:
+    page = viewer.page
+    focused = "(document.activeElement.closest('.messages') ?? document.activeElement)"
+    set_field(page, "Seed", str(script.tell(f"One.{END}")))
+    send(page, "Say it.")
+    set_field(page, "Seed", str(script.tell(f"Two.{END}")))
+    page.get_by_role("button", name="Regenerate the answer").press("Enter")
+    ended(page)
+    assert page.evaluate(f"{focused}.className") == "messages"
+    for name in ("Previous branch", "Edit the message", "Parameters"):
+        page.get_by_role("button", name=name, exact=True).press("Enter")
+        if name != "Previous branch":
+            page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.ariaLabel") == name
+    assert page.locator(".panel").is_hidden() and page.locator(".edit-form").count() == 0
+
+
 def test_images(browser: Any, tmp_path: Path) -> None:
     """Fault: an image is not sent, not shown again, or offered to a model that takes none."""
     folder = write_vision_checkpoint(tmp_path)
@@ -426,7 +448,22 @@ def test_images(browser: Any, tmp_path: Path) -> None:
 
 
 def test_no_image_for_a_model_of_texts(viewer: Viewer) -> None:
-    assert viewer.page.get_by_role("button", name="Attach an image").count() == 0
+    """Fault: an image is dropped without a word, or the browser leaves the page for it."""
+    page = viewer.page
+    assert page.get_by_role("button", name="Attach an image").count() == 0
+    page.wait_for_selector(".model option", state="attached")
+    for kind in ("paste", "drop"):
+        page.evaluate(
+            "(kind) => { const data = new DataTransfer();"
+            " data.items.add(new File(['x'], 'x.png', { type: 'image/png' }));"
+            " const made = { bubbles: true, cancelable: true };"
+            " const target = document.querySelector(kind === 'drop' ? '.messages' : '#composer');"
+            " const event = kind === 'drop' ? new DragEvent(kind, { ...made, dataTransfer: data })"
+            " : new ClipboardEvent(kind, { ...made, clipboardData: data });"
+            " if (target.dispatchEvent(event)) throw new Error('the browser takes it'); }",
+            kind,
+        )
+    assert page.locator(".toast:has-text('takes no images')").count() == 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -462,3 +499,101 @@ def test_a_foreign_page_reads_nothing(browser: Any, server: RunningServer) -> No
     assert read == "refused"
     viewer.faults.clear()  # the refusal is an error of the console
     viewer.close()
+
+
+def test_a_newcomer_learns_what_the_bundled_model_is(browser: Any, server: RunningServer) -> None:
+    """Fault: the first question on the page is one that this model cannot answer."""
+    viewer = Viewer(browser, server.url, SIZES[1], "light")
+    page = viewer.page
+    page.goto(f"{server.url}/")
+    page.wait_for_selector(".model-hint:has-text('very small')")
+    assert "What can you do?" in page.locator(".ideas").inner_text()
+    viewer.close()
+
+
+def test_a_schema_that_is_none_loses_nothing(viewer: Viewer, script: Script) -> None:
+    """Fault: a message is sent into nothing, or the reader does not see what shapes the answers."""
+    page = viewer.page
+    set_field(page, "JSON schema of answers", '{"type": "obj')
+    assert page.locator(".set").inner_text() == "Set: schema"
+    page.get_by_label("Message", exact=True).fill("A number.")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".panel .error:not([hidden])")
+    assert page.locator(".user").count() == 0
+    assert page.get_by_label("Message", exact=True).input_value() == "A number."
+    field = page.get_by_label("JSON schema of answers", exact=True)
+    assert field.evaluate("(each) => each === document.activeElement")
+    field.fill("")
+    page.get_by_role("button", name="Close the parameters").click()
+    set_field(page, "Seed", str(script.tell(f"Seven.{END}")))
+    page.get_by_label("Message", exact=True).press("Enter")
+    assert ended(page).locator(".markdown").inner_text() == "Seven."
+    assert "tokens/s" not in page.locator(".figures").inner_text(), "it came all at once"
+
+
+def test_a_reload_in_the_middle_keeps_what_came(browser: Any, front: ModelFront) -> None:
+    client = InMemoryClient(step_s=0.1)
+    with running_server(front, client=client) as server:
+        viewer = Viewer(browser, server.url, SIZES[0], "light")
+        page = viewer.page
+        page.goto(f"{server.url}/ui")
+        page.wait_for_selector("#state[data-state=ready]")
+        page.get_by_label("Message", exact=True).fill("Go on.")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".assistant.open .markdown:not(:empty)")
+        page.reload()
+        answer = ended(page)
+        assert answer.locator(".markdown").inner_text()
+        assert "The page was left before the answer ended." in answer.inner_text()
+        server.wait_until_idle()
+        (row,) = waiting.get(f"{server.url}/admin/requests").json()["requests"]
+        assert row["error"] == "The client left before the answer ended."
+        viewer.close()
+    client.engine.core.shutdown()
+
+
+def test_a_server_that_goes_away_is_told(browser: Any, front: ModelFront) -> None:
+    """Fault: the page says "ready" beside a server that is gone, or "Failed to fetch"."""
+    client = InMemoryClient()
+    with running_server(front, client=client) as server:
+        viewer = Viewer(browser, server.url, SIZES[0], "light")
+        page = viewer.page
+        page.goto(f"{server.url}/ui")
+        page.wait_for_selector("#state[data-state=ready]")
+        page.context.set_offline(True)
+        assert "The server does not answer." in send(page, "Is it there?").inner_text()
+        page.wait_for_selector("#state[data-state=unreachable]")
+        page.get_by_role("link", name="Engine").click()
+        page.wait_for_selector(".banner:has-text('The page asks again every 2 s')")
+        page.context.set_offline(False)
+        page.wait_for_selector(".banner", state="hidden")
+        page.wait_for_selector("#state[data-state=ready]")
+        viewer.faults.clear()  # each try is an error of the console
+        viewer.close()
+    client.engine.core.shutdown()
+
+
+def test_the_queue_leads_to_each_request(browser: Any, front: ModelFront) -> None:
+    """Fault: a name in the queue or in an explanation leads nowhere; rows are left out unsaid."""
+    client = InMemoryClient()
+    client.paused = True
+    with running_server(front, client=client) as server, ThreadPoolExecutor(30) as pool:
+        body = {"model": "bundled", "prompt": "Hello", "max_tokens": 4}
+        posts = [
+            pool.submit(
+                waiting.post, f"{server.url}/v1/completions", json={**body, "request_id": f"r-{i}"}
+            )
+            for i in range(30)
+        ]
+        viewer = Viewer(browser, server.url, SIZES[1], "dark")
+        page = viewer.page
+        page.goto(f"{server.url}/ui#engine")
+        page.wait_for_selector("text=6 more run or wait.")
+        page.locator(".queue .name").first.click()
+        page.wait_for_selector("#drawer[open] .why li")
+        assert page.locator(".request-name").inner_text().startswith("r-")
+        page.keyboard.press("Escape")
+        client.paused = False
+        assert all(each.result().status_code == 200 for each in posts)
+        viewer.close()
+    client.engine.core.shutdown()

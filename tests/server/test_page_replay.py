@@ -196,6 +196,30 @@ def test_it_plays_to_its_end(browser: Any, address: str) -> None:
     found.close()
 
 
+def test_a_frame_is_laid_out_once(browser: Any, address: str) -> None:
+    """Fault: the drawing asks for sizes and colours between its changes, and each answer lays out
+    the whole page: three times a frame, and nine times for styles."""
+    found = Replay(browser, address, SIZES[0], "light")
+    page = found.page
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def count() -> dict[str, float]:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return {each["name"]: each["value"] for each in metrics}
+
+    before = count()
+    page.evaluate(
+        "async () => { const slider = document.querySelector('.replay input');"
+        " for (let i = 0; i < 30; i += 1) { slider.value = String(i);"
+        " slider.dispatchEvent(new Event('input')); await new Promise(requestAnimationFrame); } }"
+    )
+    after = count()
+    for name in ("LayoutCount", "RecalcStyleCount"):
+        assert 10 < after[name] - before[name] <= 45
+    found.close()
+
+
 def test_the_keyboard_reaches_every_part_of_the_view(browser: Any, address: str) -> None:
     found = Replay(browser, address, SIZES[0], "light")
     page = found.page

@@ -131,7 +131,9 @@ def slow_sentences(timeline: Timeline, facts: Sequence[RequestFacts]) -> list[st
             said[0] = f"Prompt {number}: {said[0][0].lower()}{said[0][1:]}"
         found += said
     if not facts:
-        found.append("The engine remembers no more of it.")
+        is_unknown = timeline.queued_s is None and timeline.error is not None
+        never = "It never came to the engine."
+        found.append(never if is_unknown else "The engine remembers no more of it.")
     if (pause := _pause(timeline)) is not None:
         found.append(pause)
     if timeline.error is not None:

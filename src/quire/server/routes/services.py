@@ -272,6 +272,8 @@ class Services:
             refused = isinstance(error, RefusedError)
             failure = str(error.status) if refused else type(error).__name__
             timeline.error = str(error) if refused else f"{type(error).__name__}: {error}"[:200]
+            if isinstance(error, asyncio.CancelledError):
+                timeline.error = "The client left before the answer ended."
             if error is caught:
                 raise
             raise error from caught

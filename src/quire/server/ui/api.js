@@ -12,6 +12,13 @@ export class ApiError extends Error {
   }
 }
 
+/** A server that does not answer, or stopped in the middle of an answer. */
+export class LostError extends ApiError {
+  constructor(words) {
+    super(0, words);
+  }
+}
+
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (value) => sessionStorage.setItem(KEY, value),
@@ -48,7 +55,7 @@ export async function call(path, { body, signal } = {}) {
     const used = key.get();
     const headers = used ? { authorization: `Bearer ${used}` } : {};
     if (body !== undefined) headers["content-type"] = "application/json";
-    const response = await fetch(ROOT + path, {
+    const response = await reached(ROOT + path, {
       method: body === undefined ? "GET" : "POST",
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
@@ -65,6 +72,15 @@ export async function call(path, { body, signal } = {}) {
   }
 }
 
+async function reached(address, options) {
+  try {
+    return await fetch(address, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new LostError("The server does not answer. Is it still running?");
+  }
+}
+
 async function words(response) {
   const text = await response.text();
   try {
@@ -75,13 +91,23 @@ async function words(response) {
   }
 }
 
+/** Return what a reader has next. Raises LostError if the connection broke. */
+async function next(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new LostError("The connection to the server broke before the end.");
+  }
+}
+
 /** Yield the data of server-sent events, as they come. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await next(reader);
       if (done) return;
       held += value;
       let end;

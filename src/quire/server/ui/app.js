@@ -39,8 +39,15 @@ function showState({ state, message }) {
   element.title = message ?? "";
 }
 
-/** Ask for the models until the engine is ready to name them. */
-async function loadModels(chat) {
+let asking = null;
+
+/** Ask for the models until the engine is ready to name them; once, however often it is called. */
+function loadModels(chat) {
+  asking ??= askForModels(chat).finally(() => (asking = null));
+  return asking;
+}
+
+async function askForModels(chat) {
   for (;;) {
     try {
       await chat.loadModels();
@@ -67,7 +74,7 @@ function wireKeys(chat) {
 function start() {
   wireTheme();
   fill(byId("menu"), icon("menu"));
-  const chat = new Chat(byId("chat"), (id) => showRequest(id));
+  const chat = new Chat(byId("chat"), (id) => showRequest(id), () => loadModels(chat));
   const engine = new EngineView(byId("engine"), showState, (row, now, id = row.id) => showRequest(id, row, now));
   byId("menu").addEventListener("click", () => byId("menu").setAttribute("aria-expanded", String(chat.toggleSide())));
   const asked = new URLSearchParams(location.search);

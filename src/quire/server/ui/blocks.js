@@ -11,7 +11,13 @@ const STATES = [
   ["c", "cached", "Free blocks that hold a prefix for later prompts."],
   ["f", "free", "Empty blocks."],
 ];
-const WORDS = { u: "used", s: "shared", p: "pinned", c: "cached", f: "free" };
+const WORDS = {
+  u: "used",
+  s: "shared",
+  p: "pinned",
+  c: "cached: it holds tokens of a request that ended, for the next prompt that begins the same way, until its room is needed",
+  f: "free",
+};
 
 /** Return the name of a request in the engine. Requests of other keys have none. */
 export function nameOf(groups, key) {
@@ -50,11 +56,9 @@ export class BlockMap {
     const found = counts(blocks);
     this._canvas.hidden = !blocks;
     const evicted = shown.evicted ?? [];
-    fill(
-      this._legend,
-      STATES.map(([letter, label, words]) => h("li", { title: words, "data-state": letter, "data-count": String(found[letter]) }, h("span", { class: `swatch block-${letter}` }), `${label} ${number(found[letter])}`)),
-      h("li", { title: "Blocks that lost a cached prefix in the last second (a frame around each).", "data-evicted": String(evicted.length) }, h("span", { class: "swatch evicted" }), `evicted just now ${number(evicted.length)}`),
-    );
+    const told = JSON.stringify([found, evicted.length]);
+    if (told !== this._told) this._tell(found, evicted.length);
+    this._told = told;
     if (!blocks) {
       this._note.textContent = "The engine has not sent its blocks yet.";
       return;
@@ -65,6 +69,15 @@ export class BlockMap {
     const each = this._place.each;
     const text = `${number(engine.num_blocks)} blocks${size ? ` of ${size} tokens` : ""}; ${each === 1 ? "a cell is a block" : `a cell is ${each} blocks, shown as the busiest`}${saved > 0.005 ? `; sharing saves ${(100 * saved).toFixed(0)} %` : ""}.`;
     if (this._note.textContent !== text) this._note.textContent = text;
+  }
+
+  /** Show how many blocks are in each state. */
+  _tell(found, numEvicted) {
+    fill(
+      this._legend,
+      STATES.map(([letter, label, words]) => h("li", { title: words, "data-state": letter, "data-count": String(found[letter]) }, h("span", { class: `swatch block-${letter}` }), `${label} ${number(found[letter])}`)),
+      h("li", { title: "Blocks that lost a cached prefix in the last second (a frame around each).", "data-evicted": String(numEvicted) }, h("span", { class: "swatch evicted" }), `evicted just now ${number(numEvicted)}`),
+    );
   }
 
   /** Frame the blocks of a request. id: its name, or null for none. */

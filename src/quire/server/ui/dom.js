@@ -23,7 +23,7 @@ const ICONS = {
   chart: "M5 20V10M12 20V4M19 20v-7",
   image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   close: "M6 6l12 12M18 6L6 18",
-  dots: "M4 12h4M10 12h4M16 12h4",
+  clock: "M12 6a7.5 7.5 0 1 0 0 15 7.5 7.5 0 0 0 0-15M12 10v4l3 2M9 3h6",
 };
 
 /** Return an element. props: attributes; `class`, `on…` handlers and properties such as `value`. */
@@ -62,6 +62,14 @@ export function iconButton(name, label, onclick, extra = {}) {
 export function fill(element, ...children) {
   element.replaceChildren();
   return appendAll(element, children);
+}
+
+/** Return a text in which each of the names is a button. */
+export function withButtons(text, names, onPick) {
+  const known = [...new Set(names)].filter(Boolean).sort((one, other) => other.length - one.length);
+  if (!known.length) return [text];
+  const pattern = new RegExp(`(${known.map((name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")})`);
+  return text.split(pattern).map((part, i) => (i % 2 ? h("button", { type: "button", class: "link name", onclick: () => onPick(part) }, part) : part));
 }
 
 export function toast(text) {

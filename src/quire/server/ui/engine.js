@@ -2,8 +2,8 @@
 
 import { call, events, ROOT } from "./api.js";
 import { BlockMap, nameOf } from "./blocks.js";
-import { download, duration, fill, h, icon, number, toast } from "./dom.js";
-import { drawLine, drawSteps } from "./figures.js";
+import { download, duration, fill, h, icon, number, toast, withButtons } from "./dom.js";
+import { drawLine, drawSteps, forgetLook } from "./figures.js";
 import { Player, Recorder, framesOf, loadFrames } from "./replay.js";
 import { chosenRows, merge, percentile, phases, planRows, prefixRows, Ring, Steps } from "./live.js";
 
@@ -68,12 +68,21 @@ export class EngineView {
     this._watching = null;
     this._static = "";
     this._steps = new Steps();
-    this._map = new BlockMap((id) => this._showRequest(Object.values(this._shown.requests).find((row) => row.id === id) ?? null, this._shown.at, id));
+    this._map = new BlockMap((id) => this._pick(id));
     this._build();
-    window.addEventListener("resize", () => {
+    const again = () => {
+      forgetLook();
       this._map.forget();
+      this._stepsKey = "";
       this._draw();
-    });
+    };
+    window.addEventListener("resize", again);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  }
+
+  /** Show the request of an id, from its row if there is one. */
+  _pick(id) {
+    this._showRequest(Object.values(this._shown.requests).find((row) => row.id === id) ?? null, this._shown.at, id);
   }
 
   /** Return the last snapshot, or null. */
@@ -95,10 +104,20 @@ export class EngineView {
         }
       } catch (error) {
         if (watching.signal.aborted) return;
-        this._onState({ state: "unreachable", message: error.message });
+        this._lose(error);
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
+  }
+
+  /** Say that nothing new comes. */
+  _lose({ status, message }) {
+    const state = status === 503 ? "starting" : "unreachable";
+    this._onState({ state, message });
+    if (this._player) return;
+    const old = this._live ? " What is below is as old as that." : "";
+    this._banner.hidden = false;
+    fill(this._banner, h("strong", {}, state === "starting" ? "The engine is starting. " : "The server is unreachable. "), message, ` The page asks again every ${RETRY_MS / 1000} s.${old}`);
   }
 
   stop() {
@@ -118,6 +137,7 @@ export class EngineView {
   _forget() {
     this._ring = new Ring();
     this._steps = new Steps();
+    this._stepsKey = "";
     this._map.forget();
     fill(this._rows);
   }
@@ -223,6 +243,7 @@ export class EngineView {
     this._waiting = h("ol", { class: "queue", "aria-label": "Waiting requests" });
     this._prefixes = h("ul", { class: "prefixes", "aria-label": "Shared prefixes" });
     this._rows = h("div", { class: "waterfall" });
+    this._left = h("p", { class: "hint", hidden: true });
     this._queue = h("dl", { class: "facts" });
     this._cache = h("dl", { class: "facts" });
     this._parts = h("dl", { class: "facts" });
@@ -237,7 +258,7 @@ export class EngineView {
       this._banner,
       strip,
       h("div", { class: "cards" }, card("K/V blocks", this._map.elements), card("Steps", this._bars, workLegend, this._stepsNote)),
-      card("Requests", phaseLegend, this._rows),
+      card("Requests", phaseLegend, this._rows, this._left),
       h("div", { class: "cards" }, card("Queue", this._queue, this._waiting), card("Shared prefixes", this._prefixes), card("Cache and drafts", this._cache), card("Model, adapters, processes", this._parts), card("Start", this._boot)),
       card("Plan", this._plan),
       card("Settings of the server", this._settings),
@@ -250,7 +271,7 @@ export class EngineView {
     if (!shown || this._element.hidden) return;
     const { status } = shown;
     this._banner.hidden = status.state === "ready";
-    fill(this._banner, h("strong", {}, `The engine is ${status.state}. `), status.message || "", bootLine(status));
+    if (!this._banner.hidden) fill(this._banner, h("strong", {}, `The engine is ${status.state}. `), status.message || "", bootLine(status));
     for (const [id, , , read] of FIGURES) setText(this._figures.get(id), read(shown, this._ring));
     drawLine(this._line, this._ring.ticks().map(({ out, seconds }) => out / seconds));
     this._map.show(shown);
@@ -262,7 +283,11 @@ export class EngineView {
   }
 
   _drawSteps() {
-    const drawn = (this._drawn = drawSteps(this._bars, this._steps.all));
+    const all = this._steps.all;
+    const key = `${all.at(-1)?.at} ${all.length} ${this._bars.width} ${this._pointedX}`;
+    if (key === this._stepsKey) return;
+    const drawn = (this._drawn = drawSteps(this._bars, all));
+    this._stepsKey = `${all.at(-1)?.at} ${all.length} ${this._bars.width} ${this._pointedX}`;
     if (this._pointedX !== null) return;
     const last = drawn.shown.at(-1);
     const most = this._shown.status.capacity?.max_num_batched_tokens;
@@ -294,7 +319,11 @@ export class EngineView {
     }
     const rows = [...reasons].map(([reason, names]) => `${number(names.length)} ${names.length === 1 ? "waits" : "wait"}: ${reason}. ${names.slice(0, MAX_NAMED).join(", ")}${names.length > MAX_NAMED ? `, and ${number(names.length - MAX_NAMED)} more` : ""}.`);
     if (hidden) rows.push(`${number(hidden)} more wait.`);
-    texts(this._waiting, rows);
+    const key = rows.join("\n");
+    if (key === this._queueKey || this._waiting.contains(document.activeElement)) return; // a button under a finger stays
+    this._queueKey = key;
+    const names = Object.values(groups).map(({ id }) => id);
+    fill(this._waiting, rows.map((row) => h("li", {}, withButtons(row, names, (id) => this._pick(id)))));
   }
 
   _drawPrefixes({ prefixes, groups }) {
@@ -308,7 +337,12 @@ export class EngineView {
   }
 
   _drawRequests({ requests, at }) {
-    const rows = chosenRows(Object.values(requests), MAX_ROWS);
+    const all = Object.values(requests);
+    const rows = chosenRows(all, MAX_ROWS);
+    const isOpen = (row) => row.finished === undefined;
+    const numLeft = all.filter(isOpen).length - rows.filter(isOpen).length;
+    setText(this._left, numLeft ? `${number(numLeft)} more ${numLeft === 1 ? "runs or waits" : "run or wait"}.` : "");
+    this._left.hidden = !numLeft;
     if (!rows.length) {
       fill(this._rows, h("p", { class: "hint" }, "No requests yet. The requests of your key appear here while they run, and after they end."));
       return;
@@ -328,29 +362,31 @@ export class EngineView {
   _row(row, key, at, old, longest) {
     const isOver = row.finished !== undefined;
     if (isOver && old?.dataset.over === "true") {
-      old.children[1].firstChild.style.width = width(row, at, longest);
+      setStyle(old.children[1].firstChild, "width", width(row, at, longest));
       return old;
     }
-    const element = old ?? h("button", { type: "button", class: "request", "data-number": key, onclick: () => this._showRequest(this._shown.requests[key] ?? row, this._shown.at), onpointerenter: () => this._map.highlight(row.id), onpointerleave: () => this._map.highlight(null), onfocus: () => this._map.highlight(row.id), onblur: () => this._map.highlight(null) });
+    const element = old ?? this._newRow(row, key);
     const found = phases(row, at);
     const total = Math.max(found.at(-1)?.to ?? 0, 1);
-    const pieces = h("span", { class: "request-pieces" }, found.map(({ name, from, to }) => {
-      const piece = h("span", { class: `phase phase-${name}`, title: `${name}: ${duration(to - from)}` });
-      piece.style.flexGrow = String((to - from) / total);
-      return piece;
-    }));
-    pieces.style.width = width(row, at, longest);
-    const bar = h("span", { class: "request-bar" }, pieces);
+    const [, bar, words, time, end] = element.children;
+    const pieces = bar.firstChild;
+    setStyle(pieces, "width", width(row, at, longest));
+    if (pieces.children.length !== found.length) fill(pieces, found.map(({ name }) => h("span", { class: `phase phase-${name}` })));
+    found.forEach(({ name, from, to }, i) => {
+      setStyle(pieces.children[i], "flexGrow", ((to - from) / total).toFixed(4));
+      pieces.children[i].title = `${name}: ${duration(to - from)}`;
+    });
     element.dataset.over = String(isOver);
-    fill(
-      element,
-      h("span", { class: "request-id" }, row.id),
-      bar,
-      h("span", { class: "request-words" }, `${number(row.prompt)} in${row.cached ? ` (${number(row.cached)} cached)` : ""}, ${number(row.tokens)} out`),
-      h("span", { class: "request-time" }, duration(total)),
-      h("span", { class: `request-end ${row.error ? "bad" : ""}` }, isOver ? (row.error ? "error" : (row.reason ?? "done")) : (NAMES.get(found.at(-1)?.name) ?? "arrived")),
-    );
+    setText(words, `${number(row.prompt)} in${row.cached ? ` (${number(row.cached)} cached)` : ""}, ${number(row.tokens)} out`);
+    setText(time, duration(total));
+    end.classList.toggle("bad", Boolean(row.error));
+    setText(end, isOver ? (row.error ? "error" : (row.reason ?? "done")) : (NAMES.get(found.at(-1)?.name) ?? "arrived"));
     return element;
+  }
+
+  _newRow(row, key) {
+    const pieces = h("span", { class: "request-bar" }, h("span", { class: "request-pieces" }));
+    return h("button", { type: "button", class: "request", "data-number": key, onclick: () => this._showRequest(this._shown.requests[key] ?? row, this._shown.at), onpointerenter: () => this._map.highlight(row.id), onpointerleave: () => this._map.highlight(null), onfocus: () => this._map.highlight(row.id), onblur: () => this._map.highlight(null) }, h("span", { class: "request-id", title: row.id }, row.id), pieces, h("span", { class: "request-words" }), h("span", { class: "request-time" }), h("span", { class: "request-end" }));
   }
 
   _drawFacts(shown) {
@@ -425,12 +461,6 @@ function facts(list, rows) {
   });
 }
 
-/** Show one text in each item of a list. */
-function texts(list, rows) {
-  if (list.children.length !== rows.length) fill(list, rows.map(() => h("li")));
-  rows.forEach((row, i) => setText(list.children[i], row));
-}
-
 function prefixElement({ depth, tokens, sequences, pins, saved, groups: owners }, longest, groups) {
   const bar = h("span");
   bar.style.width = `${Math.max(1, (100 * tokens) / longest)}%`;
@@ -443,4 +473,8 @@ function prefixElement({ depth, tokens, sequences, pins, saved, groups: owners }
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+function setStyle(element, name, value) {
+  if (element.style[name] !== value) element.style[name] = value;
 }

@@ -4,23 +4,50 @@ import { cellOwners, cells } from "./live.js";
 
 const MAX_CELLS = 10_000;
 
+let widths = new WeakMap();
+const observer = globalThis.ResizeObserver && new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) widths.set(target, Math.round(contentRect.width));
+});
+
+/** Return the width of a canvas in CSS pixels. To read it from the canvas after each change of a text
+ * would lay out the whole page each time. */
+function widthOf(canvas) {
+  const known = widths.get(canvas);
+  if (known) return known;
+  observer?.observe(canvas);
+  widths.set(canvas, canvas.clientWidth);
+  return canvas.clientWidth;
+}
+
 /** Return a canvas's context, sized for the screen, and its size in CSS pixels. */
 function prepared(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  canvas.style.height = `${height}px`;
+  const width = widthOf(canvas);
+  const size = { width: Math.max(1, Math.round(width * ratio)), height: Math.max(1, Math.round(height * ratio)) };
+  if (canvas.width !== size.width || canvas.height !== size.height) Object.assign(canvas, size);
+  if (canvas.style.height !== `${height}px`) canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, width, height);
+  context.clearRect(0, 0, width + 1, height + 1);
   return { context, width };
 }
 
 let probe = null;
+const colours = new Map();
+
+/** Read colours and widths anew the next time: the theme or the window changed. */
+export function forgetLook() {
+  colours.clear();
+  widths = new WeakMap();
+}
 
 /** Return a colour of the style sheet, in the present theme. */
 function colour(name) {
+  if (!colours.has(name)) colours.set(name, computed(name));
+  return colours.get(name);
+}
+
+function computed(name) {
   if (!probe) {
     probe = document.createElement("span");
     probe.hidden = true;
@@ -37,18 +64,18 @@ const NUM_SHADES = 5;
 export function drawMap(canvas, { blocks, owners, evicted, marked }) {
   const { each, letters } = cells(blocks, MAX_CELLS);
   const held = cellOwners(owners, each);
-  const width = Math.max(1, canvas.clientWidth);
+  const width = Math.max(1, widthOf(canvas));
   const side = Math.max(3, Math.min(22, Math.floor(Math.sqrt((width * 280) / Math.max(letters.length, 1)))));
   const perRow = Math.max(1, Math.floor(width / side));
   const { context } = prepared(canvas, Math.ceil(letters.length / perRow) * side || side);
   const ground = colour("--card");
-  const colours = Object.fromEntries([..."fcusp"].map((letter) => [letter, colour(`--block-${letter}`)]));
+  const states = Object.fromEntries([..."fcusp"].map((letter) => [letter, colour(`--block-${letter}`)]));
   const shades = Array.from({ length: NUM_SHADES }, (_, i) => colour(`--owner-${i}`));
   const size = side - (side > 5 ? 2 : 1);
   letters.forEach((letter, i) => {
     const x = (i % perRow) * side;
     const y = Math.floor(i / perRow) * side;
-    context.fillStyle = letter === "u" ? shades[Number(held[i] ?? 0) % NUM_SHADES] : colours[letter];
+    context.fillStyle = letter === "u" ? shades[Number(held[i] ?? 0) % NUM_SHADES] : states[letter];
     context.fillRect(x, y, size, size);
     if (letter === "s" && side > 7) mark(context, x, y, size, ground); // no state is told by colour alone
     if (letter === "p" && side > 7) dot(context, x, y, size, ground);
@@ -89,7 +116,7 @@ export function drawSteps(canvas, steps, height = 180) {
   const top = Math.max(1, ...shown.map(sum));
   const topMs = Math.max(1e-9, ...shown.map(({ ms }) => ms));
   const base = height - 1;
-  const colours = STEP_PARTS.map(([, name]) => colour(name));
+  const parts = STEP_PARTS.map(([, name]) => colour(name));
   const left = (i) => width - (shown.length - i) * bar;
   shown.forEach((step, i) => {
     let y = base;
@@ -98,7 +125,7 @@ export function drawSteps(canvas, steps, height = 180) {
       // The root keeps steps of a few tokens visible beside large ones.
       const tall = Math.max(1, (step[name] / sum(step)) * Math.sqrt(sum(step) / top) * height * 0.72);
       y -= tall;
-      context.fillStyle = colours[part];
+      context.fillStyle = parts[part];
       context.fillRect(left(i), y, bar - 1, tall);
       if (name === "wasted" && tall > 4) stripes(context, left(i), y, bar - 1, tall);
     });

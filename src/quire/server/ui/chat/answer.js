@@ -1,6 +1,7 @@
 // An answer that arrives in pieces, and the request that asks for it.
 
 import { asMessages } from "./conversations.js";
+import { wrongType } from "./schema.js";
 
 /** Parameters that the panel has: name, label, step, and the server's default. */
 export const PARAMETERS = [
@@ -27,7 +28,7 @@ export function requestBody(conversation, model, end) {
   if (stops.length) body.stop = stops.map((each) => each.replaceAll("\\n", "\n"));
   const tools = parsed(settings.tools, "Tools");
   if (tools !== null) body.tools = Array.isArray(tools) ? tools : [tools];
-  const schema = parsed(settings.schema, "The schema");
+  const schema = parsedSchema(settings.schema);
   if (schema !== null) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   if (settings.logprobs) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return { ...body, stream: true, stream_options: { include_usage: true } };
@@ -41,6 +42,14 @@ export function parsed(text, what) {
   } catch (error) {
     throw new Error(`${what} must be JSON: ${error.message}`);
   }
+}
+
+/** Return the JSON of a schema; null if the field is empty. A type that is misspelt allows anything. */
+export function parsedSchema(text) {
+  const schema = parsed(text, "The schema");
+  const wrong = wrongType(schema);
+  if (wrong !== null) throw new Error(`The schema has the type "${wrong}". Types are object, array, string, number, integer, boolean and null.`);
+  return schema;
 }
 
 /** Puts the chunks of a stream into a message. now: a clock in milliseconds. */
@@ -104,11 +113,14 @@ function tokenOf({ token, logprob, top_logprobs: top }) {
   return { text: token, logprob, top: (top ?? []).map(({ token: text, logprob: each }) => [text, each]) };
 }
 
-/** Return the tokens per second after the first one; null if that cannot be told. */
+const SHORTEST_MS = 200;
+
+/** Return the tokens per second after the first one; null if that cannot be told. The pieces of a
+ * short answer may come all at once, and the time between them is no time of the engine. */
 export function speedOf(message) {
   const count = (message.usage?.answer ?? 0) - 1;
   const ms = (message.totalMs ?? 0) - (message.firstMs ?? 0);
-  return count > 0 && ms > 0 ? (1000 * count) / ms : null;
+  return count > 0 && ms >= SHORTEST_MS ? (1000 * count) / ms : null;
 }
 
 const ENDS = {
@@ -117,6 +129,7 @@ const ENDS = {
   repetition: "It was stopped because it repeated itself.",
   stopped: "You stopped it.",
   abort: "The request was ended early.",
+  left: "The page was left before the answer ended.",
 };
 
 /** Return why an answer ended, if that needs words. */

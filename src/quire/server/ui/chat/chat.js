@@ -1,31 +1,41 @@
 // The chat: conversations at the side, messages, the composer, and a panel of parameters.
 
-import { call, events, key, ROOT } from "../api.js";
+import { call, events, key, LostError, ROOT } from "../api.js";
 import { Answer, requestBody } from "./answer.js";
 import { add, asMessages, ConversationStore, fromFile, newConversation, path, select, siblings, toFile } from "./conversations.js";
 import { copyText, download, fill, h, icon, iconButton, toast } from "../dom.js";
 import { MAX_IMAGES, readImage, thumbnails } from "./images.js";
 import { AnswerView, branchSwitch, emptyHint, userElement } from "./message.js";
-import { settingsPanel } from "./settings.js";
+import { namesOfSet, settingsPanel } from "./settings.js";
 import { asCurl, asEnvironment, asPython } from "./snippets.js";
 
 const IDEAS = ["Explain how a KV cache works.", "Write a haiku about paper.", "Plan a walk through an old town."];
+const SMALL_IDEAS = ["What can you do?", "What is the capital of France?", "What is 12 plus 5?"];
+const SMALL_HINT = "This is the demonstration model that comes with quire. It is very small and knows little. For useful answers, start the server with another model: quire serve MODEL.";
 const NEAR_END = 120;
 
-/** The view. showRequest: shows a request's timeline, by its id. */
+/** The view. showRequest: shows a request's timeline, by its id. onLost: called if the server does
+ * not answer. */
 export class Chat {
-  constructor(element, showRequest) {
+  constructor(element, showRequest, onLost = () => {}) {
     this._store = new ConversationStore(localStorage);
     this._current = this._store.all[0] ?? newConversation();
     this._models = [];
     this._running = null;
     this._showRequest = showRequest;
+    this._onLost = onLost;
+    this._answering = null;
     this._list = h("ul", { class: "conversations" });
     this._messages = h("div", { class: "messages", tabindex: "0", role: "log", "aria-label": "Messages" });
     this._input = h("textarea", { id: "composer", rows: "1", placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send" });
     this._send = h("button", { type: "submit", class: "send", "aria-label": "Send" }, icon("send"));
     this._model = h("select", { class: "model", "aria-label": "Model" });
     this._panel = h("aside", { class: "panel", "aria-label": "Parameters", hidden: true });
+    this._panel.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // elsewhere it stops an answer
+      this._togglePanel();
+    });
     this._side = this._sidebar();
     this._images = [];
     this._attached = h("div", { class: "attachments", hidden: true });
@@ -44,6 +54,11 @@ export class Chat {
     this._wireInput(form);
     const column = h("div", { class: "chat-column" }, this._toolbar(), this._messages, this._attached, form);
     column.addEventListener("click", () => this._hideSide());
+    column.addEventListener("dragover", (event) => {
+      if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); // else the page is left for the file
+    });
+    column.addEventListener("drop", (event) => this._takeFiles(event, event.dataTransfer));
+    window.addEventListener("pagehide", () => this._leave());
     element.append(this._side, column, this._panel);
     this._actions = this._makeActions();
     this._show();
@@ -55,6 +70,7 @@ export class Chat {
     const wanted = this._current.settings.model;
     fill(this._model, data.map(({ id }) => h("option", { value: id }, id)));
     if (data.some(({ id }) => id === wanted)) this._model.value = wanted;
+    if (!path(this._current).length) this._show();
     this._showPanel();
   }
 
@@ -106,7 +122,8 @@ export class Chat {
     });
     const parameters = iconButton("sliders", "Parameters", () => this._togglePanel(), { "aria-expanded": "false" });
     this._panelButton = parameters;
-    return h("div", { class: "toolbar" }, this._model, h("span", { class: "grow" }), menu, parameters);
+    this._set = h("button", { type: "button", class: "link set", title: "Parameters of this conversation that are not the model's", hidden: true, onclick: () => this._togglePanel() });
+    return h("div", { class: "toolbar" }, this._model, h("span", { class: "grow" }), this._set, menu, parameters);
   }
 
   _wireInput(form) {
@@ -117,15 +134,27 @@ export class Chat {
       }
     });
     this._input.addEventListener("input", () => this._fitInput());
-    const take = (event, data) => {
-      const images = [...(data?.files ?? [])].filter(({ type }) => type.startsWith("image/"));
-      if (!images.length || this._imageButton.hidden) return;
-      event.preventDefault();
-      this._attach(images);
-    };
-    this._input.addEventListener("paste", (event) => take(event, event.clipboardData));
-    form.addEventListener("dragover", (event) => event.preventDefault());
-    form.addEventListener("drop", (event) => take(event, event.dataTransfer));
+    this._input.addEventListener("paste", (event) => this._takeFiles(event, event.clipboardData));
+  }
+
+  /** Attach what was pasted or dropped, or say why not. */
+  _takeFiles(event, data) {
+    const files = [...(data?.files ?? [])];
+    const hasText = event.type === "paste" && data.types.includes("text/plain"); // a spreadsheet copies both
+    if (!files.length || (hasText && this._imageButton.hidden)) return;
+    event.preventDefault();
+    const images = files.filter(({ type }) => type.startsWith("image/"));
+    if (!images.length) toast("A message takes text and images alone. Conversations are imported at the side.");
+    else if (this._imageButton.hidden) toast(`${this._model.value || "The model"} takes no images. A model with vision does.`);
+    else this._attach(images);
+  }
+
+  /** Keep the part of an answer that has come when the page is closed. */
+  _leave() {
+    const message = this._answering;
+    if (!message) return;
+    Object.assign(message, { end: "left", failed: !message.content && !message.calls.length });
+    this._keep();
   }
 
   async _attach(files) {
@@ -171,7 +200,7 @@ export class Chat {
 
   _edit(message, content) {
     if (this._running) toast("Stop the answer first.");
-    else this._ask(add(this._current, { role: "user", content, images: message.images }, message.parent));
+    else if (this._isWhole()) this._ask(add(this._current, { role: "user", content, images: message.images }, message.parent));
   }
 
   _select(id) {
@@ -200,8 +229,8 @@ export class Chat {
       const found = fromFile(await chosen.text());
       const known = new Set(found.map(({ id }) => id));
       this._store.all = [...found, ...this._store.all.filter(({ id }) => !known.has(id))];
+      this._open(found[0]); // now the one that was open may go
       this._keep();
-      this._open(found[0]);
       toast(`${found.length} ${found.length === 1 ? "conversation" : "conversations"} imported`);
     } catch (error) {
       toast(error.message);
@@ -230,11 +259,23 @@ export class Chat {
     );
   }
 
+  /** Draw the conversation. The focus stays on the button that it was on, or at least among the messages. */
   _show() {
+    const { activeElement: focused } = document;
+    const at = [...this._messages.children].findIndex((each) => each.contains(focused));
+    this._draw();
+    if (at < 0) return;
+    const label = focused.getAttribute("aria-label");
+    const same = label && [...(this._messages.children[at]?.querySelectorAll("button") ?? [])].find((each) => each.getAttribute("aria-label") === label);
+    (same || this._messages).focus({ preventScroll: true });
+  }
+
+  _draw() {
     this._showList();
     const shown = path(this._current);
     if (!shown.length) {
-      fill(this._messages, emptyHint(IDEAS, (idea) => this._submit(idea)));
+      const isSmall = this._models.find(({ id }) => id === this._model.value)?.root === "bundled";
+      fill(this._messages, emptyHint(isSmall ? SMALL_IDEAS : IDEAS, (idea) => this._submit(idea), isSmall ? SMALL_HINT : null));
       return;
     }
     fill(this._messages, shown.map((message) => this._element(message)));
@@ -252,12 +293,26 @@ export class Chat {
   _submit(given) {
     const content = (given ?? this._input.value).trimEnd();
     if (!(content.trim() || this._images.length) || this._running) return;
+    if (!this._isWhole()) return;
     const images = this._images.length ? this._images : undefined;
     this._input.value = "";
     this._fitInput();
     this._images = [];
     this._showAttached();
     this._ask(add(this._current, { role: "user", content, images }));
+  }
+
+  /** Return whether the parameters make a request. If not, the reader learns why, and nothing is lost. */
+  _isWhole() {
+    try {
+      this._body();
+      return true;
+    } catch (error) {
+      toast(error.message);
+      if (this._panel.hidden) this._togglePanel();
+      this._panel.querySelector(".error:not([hidden])")?.previousElementSibling.focus();
+      return false;
+    }
   }
 
   _ask(message) {
@@ -271,7 +326,7 @@ export class Chat {
   }
 
   _answerCall(message, found, content) {
-    if (this._running) return;
+    if (this._running || !this._isWhole()) return;
     const made = add(this._current, { role: "tool", callId: found.id, content });
     const isDone = message.calls.every((each) => this._resultOf(message, each) !== null);
     if (isDone) this._ask(made);
@@ -309,15 +364,19 @@ export class Chat {
     const conversation = this._current;
     const message = add(conversation, { role: "assistant", content: "", schema: body.response_format ? conversation.settings.schema : undefined }, parent);
     const answer = new Answer(message);
+    this._answering = message;
     this._show();
     const view = new AnswerView(message, this._actions);
+    const hadFocus = this._messages.lastChild.contains(document.activeElement);
     this._messages.lastChild.replaceWith(view.element);
+    if (hadFocus) this._messages.focus({ preventScroll: true });
     view.update(true);
     this._messages.scrollTop = this._messages.scrollHeight;
     const running = new AbortController();
     this._setRunning(running);
     await this._read(body, answer, running.signal, frames(() => this._follow(() => view.update(true))));
     answer.finish({ wasStopped: running.signal.aborted });
+    this._answering = null;
     this._setRunning(null);
     if (!message.content && !message.calls.length && (message.error || running.signal.aborted)) message.failed = true;
     if (conversation === this._current) this._follow(() => view.update(false));
@@ -333,7 +392,9 @@ export class Chat {
         onNews();
       }
     } catch (error) {
+      if (answer.message.end === "left") return;
       if (error.name !== "AbortError") answer.message.error = error.message || String(error);
+      if (error instanceof LostError) this._onLost();
     } finally {
       onNews.cancel();
     }
@@ -357,13 +418,27 @@ export class Chat {
   _togglePanel() {
     this._panel.hidden = !this._panel.hidden;
     this._panelButton.setAttribute("aria-expanded", String(!this._panel.hidden));
-    if (!this._panel.hidden) this._panel.querySelector("textarea, input")?.focus();
+    if (this._panel.hidden) this._panelButton.focus();
+    else this._panel.querySelector("textarea, input")?.focus();
   }
 
   _showPanel() {
     const model = this._models.find(({ id }) => id === this._model.value);
     this._imageButton.hidden = !model?.input_modalities?.includes("image");
-    fill(this._panel, settingsPanel(this._current.settings, model?.default_sampling_params ?? {}, () => this._store.save(), () => this._togglePanel()));
+    const settings = this._current.settings;
+    const onChange = () => {
+      this._store.save();
+      this._showSet();
+    };
+    fill(this._panel, settingsPanel(settings, model?.default_sampling_params ?? {}, onChange, () => this._togglePanel()));
+    this._showSet();
+  }
+
+  /** Name the parameters that are set, also while the panel is closed: they shape each answer. */
+  _showSet() {
+    const names = namesOfSet(this._current.settings);
+    this._set.hidden = !names.length;
+    this._set.textContent = names.length > 3 ? `${names.length} parameters set` : `Set: ${names.join(", ")}`;
   }
 
   /** Messages of the API, for tests in a browser. */

@@ -1,6 +1,7 @@
 // One message of a conversation, as elements.
 
-import { duration, fill, h, icon, iconButton, number } from "../dom.js";
+import { ROOT } from "../api.js";
+import { duration, fill, h, iconButton, number } from "../dom.js";
 import { endWords, parsed, speedOf } from "./answer.js";
 import { thumbnails } from "./images.js";
 import { MAX_SHOWN, MarkdownView } from "./render.js";
@@ -96,7 +97,7 @@ export class AnswerView {
       iconButton("copy", "Copy the answer", () => actions.copy(message.content)),
       iconButton("retry", "Regenerate the answer", () => actions.regenerate(message)),
       message.tokens?.length ? iconButton("chart", "Token probabilities", () => this._toggleTokens()) : null,
-      message.requestId ? iconButton("dots", "How the request went", () => actions.showRequest(message.requestId)) : null,
+      message.requestId ? iconButton("clock", "How the request went", () => actions.showRequest(message.requestId)) : null,
     ];
   }
 
@@ -144,14 +145,20 @@ export function userElement(message, actions) {
   const edit = () => {
     const area = h("textarea", { class: "edit-area", "aria-label": "Edit the message", rows: String(Math.min(12, message.content.split("\n").length + 1)) });
     area.value = message.content;
-    const back = () => form.replaceWith(text);
+    const back = () => {
+      form.replaceWith(text);
+      pen.focus();
+    };
     const form = h("form", { class: "edit-form" }, area, h("div", { class: "row end" }, h("button", { type: "button", class: "button", onclick: back }, "Cancel"), h("button", { type: "submit", class: "button primary" }, "Send again")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (area.value.trim() || message.images?.length) actions.edit(message, area.value);
     });
     area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") back();
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        back();
+      }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
         form.requestSubmit();
@@ -160,8 +167,9 @@ export function userElement(message, actions) {
     text.replaceWith(form);
     area.focus();
   };
+  const pen = iconButton("edit", "Edit the message", edit);
   const images = message.images?.length ? h("div", { class: "attachments sent" }, thumbnails(message.images)) : null;
-  const foot = h("div", { class: "message-foot" }, actions.branches(message), iconButton("copy", "Copy the message", () => actions.copy(message.content)), iconButton("edit", "Edit the message", edit));
+  const foot = h("div", { class: "message-foot" }, actions.branches(message), iconButton("copy", "Copy the message", () => actions.copy(message.content)), pen);
   return h("article", { class: "message user", "aria-label": "You" }, images, text, foot);
 }
 
@@ -173,6 +181,7 @@ export function branchSwitch(all, message, onSelect) {
   return h("span", { class: "branches" }, iconButton("left", "Previous branch", () => go(-1)), h("span", {}, `${at + 1}/${all.length}`), iconButton("right", "Next branch", () => go(1)));
 }
 
-export function emptyHint(ideas, onPick) {
-  return h("div", { class: "welcome" }, h("div", { class: "welcome-icon" }, icon("send")), h("h2", {}, "What would you like to ask?"), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
+/** Return what an empty conversation shows. hint: words about the model, or null. */
+export function emptyHint(ideas, onPick, hint = null) {
+  return h("div", { class: "welcome" }, h("img", { src: `${ROOT}/ui/quire.svg`, alt: "", width: "48", height: "48" }), h("h2", {}, "What would you like to ask?"), hint && h("p", { class: "model-hint" }, hint), h("p", { class: "hint" }, "Conversations stay in this browser."), h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", class: "button", onclick: () => onPick(idea) }, idea))));
 }

@@ -80,3 +80,18 @@ function ofChoices(value, schema, root, at, depth) {
   }
   return null;
 }
+
+const DATA = ["const", "enum", "default", "examples"];
+
+/** Return the first type in a schema that JSON has not; null if all are right. */
+export function wrongType(schema) {
+  if (schema === null || typeof schema !== "object") return null;
+  const kinds = [schema.type].flat().filter((each) => typeof each === "string");
+  const wrong = Array.isArray(schema) ? undefined : kinds.find((each) => !Object.hasOwn(TYPES, each));
+  if (wrong !== undefined) return wrong;
+  for (const [name, each] of Object.entries(schema)) {
+    const found = DATA.includes(name) ? null : wrongType(each);
+    if (found !== null) return found;
+  }
+  return null;
+}
