@@ -52,7 +52,7 @@ _UNCUT: Mapping[str, Cut] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a layer keeps its weights, and in which dtype."""
+    """Dtype and device of the weights of a layer."""
 
     dtype: torch.dtype
     device: torch.device

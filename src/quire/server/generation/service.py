@@ -398,7 +398,7 @@ async def _witness_of(ready: Ready, request: EngineRequest) -> Witness | None:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """What stays of requests: the trace, prompts in memory, receipts."""
+    """Places for what stays of requests: the trace, prompts in memory, receipts."""
 
     trace: TraceRecorder
     prompts: PromptMemory
