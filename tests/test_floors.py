@@ -132,7 +132,7 @@ def test_imports_go_downwards(package: str) -> None:
 
 
 def test_no_two_folders_import_each_other() -> None:
-    """Within functions either: what both need belongs into the lower one."""
+    """Imports within functions count too. The lower folder gets what both need."""
     used = {
         (path.relative_to(SOURCE).with_suffix("").parts[0], name.split(".")[1])
         for _, path in _modules()
