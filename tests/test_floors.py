@@ -48,10 +48,12 @@ SUB_ROOMS = {
     ),
 }  # fmt: skip
 """Rooms within packages that have some, lower ones first."""
+MUTUAL = {("config", "ops"): "the `read.py` of a format stands on a floor of its own, above ops"}
+"""Folders that import each other, and why."""
 MAX_FILES = 20
 MAX_LINES = 600
 MAX_FUNCTION = 100
-MAX_ARGUMENTS, MAX_WIDE = 7, 32
+MAX_ARGUMENTS, MAX_WIDE = 7, 16
 """Arguments of a constructor, and how many constructors may take more: lower it as they go."""
 TORCH_FREE = (
     *COMMON,
@@ -129,6 +131,18 @@ def test_imports_go_downwards(package: str) -> None:
     assert not any(reaching.values()), {path: up for path, up in reaching.items() if up}
 
 
+def test_no_two_folders_import_each_other() -> None:
+    """Imports within functions count too. The lower folder gets what both need."""
+    used = {
+        (path.relative_to(SOURCE).with_suffix("").parts[0], name.split(".")[1])
+        for _, path in _modules()
+        for name, _ in _imports(path)
+        if name.startswith("quire.")
+    }
+    pairs = {(one, other) for one, other in used if one < other and (other, one) in used}
+    assert pairs == set(MUTUAL)
+
+
 @BY_PACKAGE
 def test_plan_and_front_import_no_torch(package: str) -> None:
     if package in TORCH_FREE:
@@ -204,6 +218,16 @@ def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     """A lazy import that stopped being lazy would make every start seconds slower."""
     code = f"import sys, quire.{package}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_importing_llm_loads_nothing_that_only_an_engine_needs() -> None:
+    """Turns red when a program that has no engine yet waits for one's modules."""
+    rooms = {f"quire.{name}" for name in ("config", "rendering", "dialect", "engine", "scheduler")}
+    code = f"import sys; from quire import LLM; print(*{rooms | {'asyncio'}} & {{*sys.modules}})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert loaded.stdout.split() == []
 
 
 def test_every_package_lists_its_public_names() -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from quire.dialect import Dialect, find_dialect
-from quire.dialect.chat import WholeChats
-from quire.engine_args import EngineArgs
 from quire.errors import RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
@@ -41,22 +37,15 @@ from quire.protocol.outputs import (
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, pin_seconds, prefix_key
 from quire.protocol.sampling_params import RequestOutputKind, SamplingParams, sampling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
-from quire.rendering import (
-    ChatTemplate,
-    OutputReader,
-    Prompt,
-    PromptPieces,
-    RenderedPrompt,
-    TokenizerFace,
-    beam_search_output,
-)
-from quire.rendering.lists import as_list, holds_lists, holds_messages
-from quire.rendering.progress import GenerationProgress
-from quire.telemetry.engine_stats import Metric, scheduler_metrics
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # methods import what an engine has loaded: `from quire import LLM` is quick
+    from quire.dialect import Dialect
+    from quire.dialect.chat import WholeChats
     from quire.engine.build import Engine
     from quire.engine.clients.prompt_stream import PromptStream
+    from quire.engine_args import EngineArgs
+    from quire.rendering import ChatTemplate, Prompt, RenderedPrompt, TokenizerFace
+    from quire.telemetry.engine_stats import Metric
 
 __all__ = ["LLM"]
 
@@ -118,6 +107,8 @@ class LLM(VectorMethods):
         A single prompt that cannot be served raises RequestError. In a list, even of one, it gets
         an output without text, finish_reason "error" and `error` on both; others are complete.
         """
+        from quire.rendering.lists import as_list
+
         check_foreign(RequestError, "generate", CALL_ARGUMENTS, others)
         if prompts is None:
             raise RequestError("generate has no prompts: give a text, token ids or a list")
@@ -151,6 +142,8 @@ class LLM(VectorMethods):
         add_generation_prompt is False. `outputs[i].answer` tells content, reasoning and calls of
         tools apart. Errors, and others, as in `generate`.
         """
+        from quire.rendering.lists import holds_lists
+
         check_foreign(RequestError, "chat", CALL_ARGUMENTS, others)
         renderer = self._engine.renderer
         template = None if chat_template is None else renderer.request_template(chat_template)
@@ -184,6 +177,9 @@ class LLM(VectorMethods):
         self, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> WholeChats | None:
         """Return who reads answers to chats, if the engine knows texts."""
+        from quire.dialect import find_dialect
+        from quire.dialect.chat import WholeChats
+
         tokenizer = self._engine.renderer.tokenizer
         if template is None or tokenizer is None:
             return None
@@ -205,6 +201,9 @@ class LLM(VectorMethods):
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations that a beam search finds of each prompt, best
         first. Prompts, adapters and errors as in `generate`."""
+        from quire.rendering import beam_search_output
+        from quire.rendering.lists import as_list
+
         check_foreign(RequestError, "beam_search", CALL_ARGUMENTS, others)
         if not isinstance(params, BeamSearchParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"params is {params!r}: give BeamSearchParams(beam_width=…)")
@@ -264,6 +263,8 @@ class LLM(VectorMethods):
 
     def _read(self, output: RequestOutput, kind: RequestOutputKind) -> Iterator[RequestOutput]:
         """Copies of it, as its `kind` wants them."""
+        from quire.rendering import OutputReader
+
         reader = OutputReader(output, kind)
         while True:
             is_last = output.finished
@@ -288,6 +289,7 @@ class LLM(VectorMethods):
         scheduling_params: priority, deadline, tenant and weight; the deadline counts from now.
         """
         from quire.engine.clients.prompt_stream import PromptStream
+        from quire.rendering import PromptPieces
 
         (params,) = self._params_for([None], sampling_params)
         (scheduling,) = scheduling_for(1, scheduling_params, None)
@@ -314,6 +316,8 @@ class LLM(VectorMethods):
         An equal prefix is pinned once, for as long as either call asked. Raises RequestError if it
         cannot be served, or takes more of the cache than may be pinned.
         """
+        from quire.rendering.lists import holds_messages
+
         renderer = self._engine.renderer
         if holds_messages(prompt):
             chats = self._chats(renderer.chat_template, None)
@@ -420,6 +424,8 @@ class LLM(VectorMethods):
     ) -> list[str]:
         """Queue prompts without computing them; `wait_for_completion` does. Return their ids in
         order. lora_request: see `generate`."""
+        from quire.rendering.lists import as_list
+
         check_foreign(RequestError, "enqueue", CALL_ARGUMENTS, others)
         items, _ = as_list(prompts)
         adapters = adapters_for(len(items), lora_request)
@@ -476,6 +482,8 @@ class LLM(VectorMethods):
         self, outputs: Sequence[RequestOutput] | Sequence[PoolingRequestOutput], use_tqdm: bool
     ) -> None:
         """Run steps until these have ended."""
+        from quire.rendering.progress import GenerationProgress
+
         with GenerationProgress(len(outputs), shown=use_tqdm) as progress:
             progress.failed(sum(output.finished for output in outputs))
             running = {output.request_id: output for output in outputs if not output.finished}
@@ -492,6 +500,8 @@ class LLM(VectorMethods):
         beams: BeamRules | None,
     ) -> RequestOutput:
         """Add a request; one that is refused becomes an output that says why."""
+        from quire.rendering import RenderedPrompt
+
         if isinstance(rendered, RenderedPrompt):
             try:
                 return self._llm_engine.add(rendered, params, scheduling, beams)
@@ -545,6 +555,8 @@ class LLM(VectorMethods):
 
     def get_metrics(self) -> list[Metric]:
         """Readings of the engine, by the names that /metrics of a server has."""
+        from quire.telemetry.engine_stats import scheduler_metrics
+
         return scheduler_metrics(self._engine.client.stats())
 
     @property
@@ -567,12 +579,7 @@ class LLM(VectorMethods):
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
 

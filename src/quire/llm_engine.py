@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.bundled import named_model
-from quire.config.settings import EngineSettings
-from quire.engine_args import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.foreign import check_foreign, missing_attribute
 from quire.idioms import CALL_ARGUMENTS, MISSING_METHODS
@@ -24,19 +22,11 @@ from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import (
-    OutputAssembler,
-    OutputReader,
-    Prompt,
-    PromptAdapters,
-    RenderedPrompt,
-    RequestRenderer,
-    TokenizerFace,
-    truncated,
-)
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # methods import what an engine has loaded
     from quire.engine.build import Engine
+    from quire.engine_args import EngineArgs
+    from quire.rendering import OutputReader, Prompt, RenderedPrompt, TokenizerFace
 
 __all__ = ["Enqueued", "LLMEngine", "built_engine"]
 
@@ -44,6 +34,7 @@ __all__ = ["Enqueued", "LLMEngine", "built_engine"]
 def built_engine(settings: Mapping[str, Any]) -> Engine:
     """An engine by the settings' names; of the bundled model if none is named. output_hooks: a list
     of what `load_hooks` takes."""
+    from quire.config.settings import EngineSettings
     from quire.engine.build import build_engine
 
     model, hooks = settings.get("model"), settings.get("output_hooks") or ()
@@ -65,6 +56,8 @@ class LLMEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
+        from quire.rendering import OutputAssembler, PromptAdapters, RequestRenderer
+
         self.engine = engine
         seed = engine.resolved.settings.seed
         self.requests = RequestRenderer(engine.renderer, engine.eos_token_ids, seed)
@@ -96,6 +89,8 @@ class LLMEngine:
     ) -> str:
         """Queue a request, whose outputs `step` gives. Its id. RequestError if it cannot be served,
         or the id is of an open request."""
+        from quire.rendering import OutputReader
+
         check_foreign(RequestError, "add_request", CALL_ARGUMENTS, others)
         if request_id in self._readers:
             raise RequestError(f"request_id {request_id!r} is open already: give another one")
@@ -139,6 +134,8 @@ class LLMEngine:
 
     def get_tokenizer(self) -> TokenizerFace | None:
         """The model's tokenizer; None with skip_tokenizer_init."""
+        from quire.rendering import TokenizerFace
+
         return TokenizerFace.of(self.engine.renderer)
 
     # --- what it is made of ---------------------------------------------------------------------
@@ -156,6 +153,8 @@ class LLMEngine:
     ) -> RequestOutput:
         """Queue a rendered request; the output that grows while it runs. RequestError if it cannot
         be served; then nothing has changed."""
+        from quire.rendering import truncated
+
         request_id = self.new_request_id() if request_id is None else request_id
         prompt = self._with_media(request_id, prompt)
         handle = self.take_handles(params.n)
@@ -175,6 +174,8 @@ class LLMEngine:
 
     def open_request(self, params: SamplingParams, *, max_tokens_is_default: bool) -> EngineRequest:
         """Return a request whose prompt will come. RequestError if it cannot be served so."""
+        from quire.rendering import RenderedPrompt
+
         request = self.requests.render(
             self.new_request_id(),
             self.take_handles(2),
@@ -193,6 +194,8 @@ class LLMEngine:
     ) -> PoolingRequestOutput:
         """Queue a rendered prompt for its vector, by the model's own parameters where some are
         open; what will have it. Errors as of `add`."""
+        from quire.rendering import truncated
+
         params = self.engine.sentences.settled(params)
         request_id = self.new_request_id()
         prompt = self._with_media(request_id, prompt)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from quire.config.model_spec import ClassesSpec
 from quire.errors import RequestError
 from quire.foreign import check_foreign
 from quire.idioms import CALL_ARGUMENTS
-from quire.llm_engine import LLMEngine
 from quire.protocol.adapters import AdapterArgument, LoRARequest, adapters_for
 from quire.protocol.outputs import (
     ClassificationOutput,
@@ -27,9 +25,12 @@ from quire.protocol.outputs import (
 )
 from quire.protocol.pooling_params import PoolingParams, class_probabilities, pooling_for
 from quire.protocol.scheduling_params import SchedulingParams, scheduling_for
-from quire.protocol.step import FloatArray
-from quire.rendering import Prompt, RenderedPrompt
-from quire.rendering.lists import as_list
+
+if TYPE_CHECKING:  # methods import what an engine has loaded
+    from quire.config.model_spec import ClassesSpec
+    from quire.llm_engine import LLMEngine
+    from quire.protocol.step import FloatArray
+    from quire.rendering import Prompt, RenderedPrompt
 
 __all__ = ["VectorCall", "VectorCalls", "VectorMethods"]
 
@@ -65,6 +66,8 @@ class VectorCalls:
 
     def encode(self, prompts: object, call: VectorCall) -> list[PoolingRequestOutput]:
         """One vector per prompt, float32 [E]."""
+        from quire.rendering.lists import as_list
+
         items, is_single = as_list(prompts)
         params = pooling_for(len(items), call.params)
         return self._run([self._rendered(item) for item in items], params, call, is_single)
@@ -73,6 +76,8 @@ class VectorCalls:
         self, prompts: object, prompt_name: str | None, call: VectorCall
     ) -> list[EmbeddingRequestOutput]:
         """The same, with the model's prompt before each text."""
+        from quire.rendering.lists import as_list
+
         items, is_single = as_list(prompts)
         before = self._sentences.prompt(prompt_name)
         params = pooling_for(len(items), call.params)
@@ -91,6 +96,8 @@ class VectorCalls:
 
     def classify(self, prompts: object, call: VectorCall) -> list[ClassificationRequestOutput]:
         """Probabilities of the model's classes."""
+        from quire.rendering.lists import as_list
+
         classes = self._classes()
         items, is_single = as_list(prompts)
         params = pooling_for(len(items), call.params)
@@ -220,6 +227,8 @@ class VectorCalls:
         lora: LoRARequest | None,
     ) -> PoolingRequestOutput:
         """Add a prompt; one that is refused becomes an output that says why."""
+        from quire.rendering import RenderedPrompt
+
         try:
             if isinstance(rendered, RequestError):
                 raise rendered

@@ -78,10 +78,10 @@ def test_forced_tokens_save_steps_and_change_nothing(
 def test_plain_rows_are_not_asked(shared: GuidanceGrammars, monkeypatch: Any) -> None:
     engine = FakeEngine(num_blocks=200, vocab_size=V, max_model_len=140, grammars=shared)
     asked: list[int] = []
-    propose = engine.scheduler._drafts._forced
+    propose = engine.scheduler._drafts._forced._of_row
     monkeypatch.setattr(
-        engine.scheduler._drafts,
-        "_forced",
+        engine.scheduler._drafts._forced,
+        "_of_row",
         lambda slot, left: (asked.append(slot), propose(slot, left))[1],
     )
     engine.add([8, 1], max_tokens=20)

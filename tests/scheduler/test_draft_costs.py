@@ -11,6 +11,9 @@ import pytest
 from quire.protocol import SamplingParams, StepPlan
 from quire.protocol.request import EngineRequest
 from quire.scheduler.drafts import Drafts
+from quire.scheduler.drafts.forced import ForcedTokens
+from quire.scheduler.drafts.guesses import Guesses
+from quire.scheduler.drafts.room import DraftRoom
 from quire.speculation.policy import RESTS, DraftPolicy
 from tests.scheduler.expected import VOCAB, expected_tokens
 from tests.scheduler.simulated_setup import Setup
@@ -127,9 +130,14 @@ def test_requests_without_guesses_pay_nothing_after_one_with_a_prediction(
     clock.add(0.0)
     clock.run()
     assert clock.num_drafted > 0
-    drafts = clock.simulation.scheduler._drafts
-    for name in ("_guesses_of", "_forced_of", "_offers", "_may_draft", "_settle"):
-        monkeypatch.setattr(drafts.__class__, name, None)
+    for owner, name in (
+        (Guesses, "find"),
+        (Guesses, "_offers"),
+        (Guesses, "_settle"),
+        (ForcedTokens, "find"),
+        (DraftRoom, "may_draft"),
+    ):
+        monkeypatch.setattr(owner, name, None)
     monkeypatch.setattr("quire.speculation.step_times.StepTimes.planned", None)
     monkeypatch.setattr("quire.speculation.step_times.StepTimes.applied", None)
     clock.add(None, handle=1)
@@ -144,22 +152,22 @@ def test_drafts_that_do_not_pay_leave_steps_as_they_are(
     """Turns red when sequences whose drafts are not worth a look are looked at in each step: the
     host's work between steps is then ten times as much; or when steps wait for drafts in vain."""
     asked: list[int] = []
-    offers = Drafts._offers
+    offers = Guesses._offers
 
-    def noted(drafts: Drafts, *args: Any) -> Any:
-        asked.append(drafts._num_planned)
-        return offers(drafts, *args)
+    def noted(guesses: Guesses, *args: Any) -> Any:
+        asked.append(guesses._num_planned)
+        return offers(guesses, *args)
 
-    monkeypatch.setattr(Drafts, "_offers", noted)
+    monkeypatch.setattr(Guesses, "_offers", noted)
     monkeypatch.setattr("tests.scheduler.test_draft_costs.LENGTH", 128)
     found: list[tuple[int, int]] = []
     for share in (None, 1.0):
         more = {"max_num_seqs": num_rows, "num_blocks": 1200, "max_num_batched_tokens": 128}
         clock = Clock(depth, knee, **more)
         scheduler = clock.simulation.scheduler
-        policy = scheduler._drafts._policy
-        assert policy is not None
-        policy._credit = -100.0  # spent
+        guesses = scheduler._drafts._guesses
+        assert guesses is not None
+        guesses.policy._credit = -100.0  # spent
         for handle in range(num_rows):
             clock.add(share, handle)
         clock.run()

@@ -18,7 +18,7 @@ from quire.protocol import EngineRequest
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.batches.lines import read_line
-from quire.server.batches.runner import BatchCounts, BatchRunner
+from quire.server.batches.runner import BatchCounts, BatchFiles, BatchRunner, LineRules
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.generation.served_model import model_dialect
 from quire.server.processes.batch_run import BATCH_LIMITS
@@ -64,9 +64,8 @@ def run(
             if num_done == stop_after:
                 stopped.set()
 
-        runner = BatchRunner(
-            app, backend, source, target, max_together=max_together, max_line_bytes=2**20
-        )
+        files = BatchFiles(source, target)
+        runner = BatchRunner(app, backend, files, LineRules(2**20), max_together=max_together)
         running = asyncio.create_task(runner.run(on_line))
         failing = None if faults is None else asyncio.create_task(faults(client))
         stopping = asyncio.create_task(stopped.wait())

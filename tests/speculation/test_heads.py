@@ -252,7 +252,7 @@ def skips_every_third_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered in two steps of three, and nothing in the third, however often it
     was wrong."""
     eager_policy(monkeypatch)
-    monkeypatch.setattr("quire.scheduler.drafts.Drafts._rest", lambda *_: None)
+    monkeypatch.setattr("quire.scheduler.drafts.guesses.Guesses._rest", lambda *_: None)
     steps = iter(range(10**6))
 
     def counts(_: object, *args: Any) -> list[int]:

@@ -237,7 +237,7 @@ def test_drafts_that_do_not_pay_leave_steps_as_they_are(
     for settings in (None, {"method": method}):
         llm = engines.make(speculative_config=settings)
         core: Any = llm.engine.client
-        policy = core._core._scheduler._drafts._policy
+        policy = core._core._scheduler._drafts._guesses.policy
         policy._credit = -100.0  # spent
         for prompts in (PROMPTS[:1], PROMPTS):
             counts.clear()

@@ -31,7 +31,7 @@ from quire.config.memory.plan import (
     states_bytes,
     weight_bytes,
 )
-from quire.config.memory.pool_size import PoolSizing
+from quire.config.memory.pool_size import PoolBounds, PoolSizing
 from quire.config.memory.ranks import (
     check_rank_invariant,
     check_ranks,
@@ -288,8 +288,7 @@ def _choose_room(
         own_layout,
         fixed=fixed,
         budget=budget,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=step_tokens,
+        bounds=PoolBounds(num_seqs, step_tokens),
         draft_page=0 if draft is None else draft.page_bytes(layout),
     )
     context = sizing.choose_context()

@@ -12,7 +12,14 @@ from quire.distributed import Collectives
 from quire.layers.adapter_contents import HeadPlace, TablePlace
 from quire.layers.given import GivenEmbeddings
 from quire.layers.linear import Linear
-from quire.layers.weights import Cut, DenseWeights, LayerWeights, PackedWeights
+from quire.layers.weights import (
+    Cut,
+    DenseWeights,
+    LayerWeights,
+    Outputs,
+    PackedWeights,
+    Placement,
+)
 from quire.ops import OpSet, PackedMatrix
 from quire.quantization import WeightFormat
 
@@ -102,14 +109,13 @@ class Embedding:
         ops: OpSet,
         num_rows: int,
         size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         offset: int = 0,
     ) -> None:
         self._embedding = ops.embedding
         self._offset = offset
-        self.weight = torch.empty((num_rows, size), dtype=dtype, device=device)
+        self.weight = placement.empty(num_rows, size)
         self.weights = DenseWeights({"weight": self.weight})
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -124,12 +130,11 @@ class TokenEmbedding:
         ops: OpSet,
         vocabulary: Vocabulary,
         size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
         self._embedding = ops.embedding
         self._vocabulary = vocabulary
-        self.weight = torch.empty((vocabulary.share.count, size), dtype=dtype, device=device)
+        self.weight = placement.empty(vocabulary.share.count, size)
         self.weights = DenseWeights({"weight": self.weight}, cuts=_cuts(vocabulary))
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -148,18 +153,15 @@ class TiedEmbedding:
         weight_format: WeightFormat,
         vocabulary: Vocabulary,
         size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
         self._vocabulary = vocabulary
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
             weight_format,
             Share.whole(size),
-            {"": vocabulary.share},
-            dtype,
-            device,
+            Outputs({"": vocabulary.share}, num_outputs=vocabulary.most),
+            placement,
             bias=False,
-            num_outputs=vocabulary.most,
         )
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:

@@ -30,9 +30,17 @@ from quire.layers.embedding import (
 )
 from quire.layers.given import DeepStack, EmbeddingScale, GivenEmbeddings
 from quire.layers.latent import LATENT_EPS, LatentAttention, LatentHeads, LatentParts, LatentUp
-from quire.layers.linear import Linear, MergedLinear, RowLinear, Tree
+from quire.layers.linear import Linear, MergedLinear, PartialSums, RowLinear, Tree
 from quire.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlock
-from quire.layers.moe import AdaptedExperts, ExpertNumbers, Experts, MixtureOfExperts, SharedExpert
+from quire.layers.moe import (
+    AdaptedExperts,
+    ExpertNumbers,
+    Experts,
+    ExpertsShape,
+    MixtureOfExperts,
+    Router,
+    SharedExpert,
+)
 from quire.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.layers.recurrent import RecurrentLayers
 from quire.layers.rotary import Rotaries
@@ -41,7 +49,7 @@ from quire.layers.side import SideLayer, TokenSide
 from quire.layers.taps import StateTaps
 from quire.layers.token_columns import TokenColumn, TokenColumns
 from quire.layers.wanted import WantedTokens
-from quire.layers.weights import NO_ORDERS
+from quire.layers.weights import NO_ORDERS, Placement
 from quire.ops import OpSet, PackedMatrix
 from quire.quantization import MatrixFormats, QuantizedFormats, WeightFormat
 
@@ -87,7 +95,8 @@ class LayerFactory:
             )
         self._ops = ops
         self._backends = attention
-        self._dtype, self._device = self._place = dtype, device
+        self._dtype, self._device = dtype, device
+        self._place = Placement(dtype, device)
         self._max_positions = max_positions
         self._plain = QuantizedFormats(None, ops)
         self._formats = formats or self._plain
@@ -97,9 +106,10 @@ class LayerFactory:
         self._adapters = adapters
         self._taps = taps
         self._tree = Tree(NUM_PIECES // shard.size, ops.add) if rank_invariant else None
+        self._sums = PartialSums(collectives, self._tree)
         self.given, self.parts = GivenEmbeddings(), LogitParts()
         self._rotaries = Rotaries(max_positions, device)
-        self.recurrent = RecurrentLayers(ops, self._shard, dtype, device, self)
+        self.recurrent = RecurrentLayers(ops, self._shard, self._place, self)
         self.class_heads = ClassHeads(ops, self._unquantized)
 
     def column(
@@ -127,10 +137,8 @@ class LayerFactory:
             whole = Share.whole(out_features)
             return self._linear(in_features, whole, chosen, bias=bias, transposed=transposed)
         inputs = self._shard.equal(in_features, "inputs of a projection")
-        place, tree = (*self._place, self._collectives), self._tree
-        row = RowLinear(
-            chosen, inputs, out_features, *place, bias=bias, transposed=transposed, tree=tree
-        )
+        place = (self._place, self._sums)
+        row = RowLinear(chosen, inputs, out_features, *place, bias=bias, transposed=transposed)
         if self._adapters is None:
             return row
         outputs, of_all_ranks = {"": Share.whole(out_features)}, self._collectives.all_reduce
@@ -159,7 +167,7 @@ class LayerFactory:
         shares = {part: self._shard.equal(size, f"{part} outputs") for part, size in parts.items()}
         on_disk = _parts(shares, fused=fused)
         chosen = self._formats.choose(_shape(shares, in_features))
-        merged = MergedLinear(chosen, in_features, on_disk, *self._place, bias=bias, gate=gate)
+        merged = MergedLinear(chosen, in_features, on_disk, self._place, bias=bias, gate=gate)
         additions = self._additions(merged, in_features, on_disk)
         if additions is None:
             return merged
@@ -249,9 +257,7 @@ class LayerFactory:
         transposed: bool,
     ) -> Projection:
         chosen = chosen or self._formats.choose(MatrixShape(outputs.total, in_features))
-        linear = Linear(
-            chosen, in_features, outputs, *self._place, bias=bias, transposed=transposed
-        )
+        linear = Linear(chosen, in_features, outputs, self._place, bias=bias, transposed=transposed)
         return self._adapted(linear, in_features, {"": outputs})
 
     def _merged(
@@ -263,7 +269,7 @@ class LayerFactory:
         bias: bool,
         orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> Projection:
-        merged = MergedLinear(chosen, in_features, parts, *self._place, bias=bias, orders=orders)
+        merged = MergedLinear(chosen, in_features, parts, self._place, bias=bias, orders=orders)
         return self._adapted(merged, in_features, parts)
 
     def _adapted(
@@ -289,7 +295,7 @@ class LayerFactory:
 
     def embedding(self, num_rows: int, size: int, *, offset: int = 0) -> Embedding:
         """Make a table that each rank has whole, such as that of positions."""
-        return Embedding(self._ops, num_rows, size, *self._place, offset=offset)
+        return Embedding(self._ops, num_rows, size, self._place, offset=offset)
 
     def embedding_and_head(
         self, vocab_size: int, size: int, *, tied: bool, head_bias: bool = False
@@ -303,19 +309,19 @@ class LayerFactory:
         )
         head = self._formats.choose(MatrixShape(vocab_size, size, is_head=True))
         if tied:
-            shared = TiedEmbedding(head, vocabulary, size, *self._place)
+            shared = TiedEmbedding(head, vocabulary, size, self._place)
             return shared, LMHead(shared, vocabulary)
         own = Linear(
-            head, size, vocabulary.share, *self._place, bias=head_bias, num_outputs=vocabulary.most
+            head, size, vocabulary.share, self._place, bias=head_bias, num_outputs=vocabulary.most
         )
-        table = TokenEmbedding(self._ops, vocabulary, size, *self._place)
+        table = TokenEmbedding(self._ops, vocabulary, size, self._place)
         return table, LMHead(own, vocabulary)
 
     def token_embedding(self, vocab_size: int, size: int) -> TokenEmbedding:
         """Make the token table of a model without logits."""
         self.given.width = size
         vocabulary = Vocabulary(vocab_size, self._shard, self._collectives, self.given, self.parts)
-        return TokenEmbedding(self._ops, vocabulary, size, *self._place)
+        return TokenEmbedding(self._ops, vocabulary, size, self._place)
 
     def deep_stack(self, place: int) -> DeepStack:
         return DeepStack(self.given, place)
@@ -333,14 +339,12 @@ class LayerFactory:
         self, size: int, eps: float, *, offset: float = 0.0, part: str = "weight"
     ) -> RMSNorm:
         """part: see `RMSNorm`."""
-        return RMSNorm(self._ops, size, eps, *self._place, offset=offset, part=part)
+        return RMSNorm(self._ops, size, eps, self._place, offset=offset, part=part)
 
     def layer_norm(
         self, size: int, eps: float, *, affine: bool = True, bias: bool = True, offset: float = 0.0
     ) -> LayerNorm:
-        norm = LayerNorm(
-            self._ops, size, eps, *self._place, affine=affine, bias=bias, offset=offset
-        )
+        norm = LayerNorm(self._ops, size, eps, self._place, affine=affine, bias=bias, offset=offset)
         if self._adapters is not None and norm.bias is not None:
             norm.adapt(self._adapters.norm_biases(norm.weights))
         return norm
@@ -424,7 +428,7 @@ class LayerFactory:
         head_norm = None
         if v_norm:
             assert qk_norm_eps is not None, "norms of q, k and v have one eps"
-            head_norm = HeadNorm(self._ops, head_dim, qk_norm_eps, *self._place)
+            head_norm = HeadNorm(self._ops, head_dim, qk_norm_eps, self._place)
         return Attention(
             self._ops,
             backend,
@@ -462,7 +466,7 @@ class LayerFactory:
             query = self.shared_linear(rank, heads.up, orders=heads.up_orders)
         down = self.shared_linear(size, heads.down, bias=bias, orders=heads.down_orders)
         norm = self.rms_norm(shape[1].rank, LATENT_EPS)
-        up = LatentUp(self._ops, heads, *self._place)
+        up = LatentUp(self._ops, heads, self._place)
         parts = LatentParts(down, query_norm, query, norm, up)
         place = (self._ops, self._backends[layer], self._rotaries.of(rope))
         return LatentAttention(*place, layer, heads, scale, parts)
@@ -496,7 +500,7 @@ class LayerFactory:
         )
 
     def own_factor(self) -> OwnFactor:
-        return OwnFactor(self._ops, *self._place)
+        return OwnFactor(self._ops, self._place)
 
     def wanted_tokens(self, *, is_last: bool, layer: int | None = None) -> WantedTokens:
         """layer: number of the block, if the state that enters it may be tapped."""
@@ -524,16 +528,8 @@ class LayerFactory:
         dtype whatever the format of other matrices."""
         routing, inner = spec.routing, spec.inner_size
         (own,) = self._shard.in_units(routing.num_experts, 1, "experts").ranges
-        experts = Experts(
-            self._ops,
-            own,
-            routing.num_experts,
-            (size, inner),
-            activation,
-            self._formats,
-            spec.bias,
-            *self._place,
-        )
+        shape = ExpertsShape(routing.num_experts, size, inner, activation, spec.bias)
+        experts = Experts(self._ops, own, shape, self._formats, self._place)
         adapted = None
         if self._adapters is not None:
             contents = self._adapters.experts(experts.weights, size, inner)
@@ -543,12 +539,15 @@ class LayerFactory:
             gate = self._unquantized(size, 1, bias=False) if spec.shared_gated else None
             mlp = self.gated_mlp(size, spec.shared_size, activation, fused=spec.shared_fused)
             shared = SharedExpert(mlp, gate)
-        return MixtureOfExperts(
-            self._ops,
+        router = Router(
             routing,
             self._unquantized(size, routing.num_experts, bias=spec.bias),
             ExpertNumbers(routing.num_experts, self._device) if routing.biased else None,
             ExpertNumbers(routing.num_experts, self._device) if routing.has_factors else None,
+        )
+        return MixtureOfExperts(
+            self._ops,
+            router,
             experts,
             shared,
             self._collectives,
@@ -558,7 +557,7 @@ class LayerFactory:
 
     def _unquantized(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         chosen = self._plain.choose(MatrixShape(out_features, in_features))
-        return Linear(chosen, in_features, Share.whole(out_features), *self._place, bias=bias)
+        return Linear(chosen, in_features, Share.whole(out_features), self._place, bias=bias)
 
     def mlp(
         self, size: int, inner_size: int, activation: str, *, bias: bool, transposed: bool = False
@@ -575,7 +574,7 @@ class LayerFactory:
                 "rank_invariant=True: this model has norms over the heads of all ranks, whose sums "
                 "depend on the number of ranks. Leave it out."
             )
-        return SharedRMSNorm(self._ops, share, eps, *self._place, self._collectives, groups)
+        return SharedRMSNorm(self._ops, share, eps, self._place, self._collectives, groups)
 
     def _query_heads(self, total: int) -> Share:
         return self._shard.equal(total, "query heads")
@@ -584,7 +583,7 @@ class LayerFactory:
         """Return the scaling of queries, None also if no position is far enough for it."""
         if wanted is None or self._max_positions <= wanted[1]:
             return None
-        return QueryGrowth(self._ops, *wanted, self._max_positions, *self._place)
+        return QueryGrowth(self._ops, *wanted, self._max_positions, self._place)
 
 
 def _shape(parts: Mapping[str, Share], in_features: int) -> MatrixShape:

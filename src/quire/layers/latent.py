@@ -22,7 +22,7 @@ from quire.errors import EngineError
 from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import RotaryEmbedding
-from quire.layers.weights import Cut, DenseWeights
+from quire.layers.weights import Cut, DenseWeights, Placement
 from quire.ops import OpSet
 from quire.ops.linear.by_head import HeadMatrices
 
@@ -88,9 +88,7 @@ class LatentUp:
     value. Both raise EngineError before the weights are loaded.
     """
 
-    def __init__(
-        self, ops: OpSet, heads: LatentHeads, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, ops: OpSet, heads: LatentHeads, placement: Placement) -> None:
         self._pack, count = ops.linear_by_head, heads.query.count
         self._sizes = sizes = heads.sizes
         shapes = {"weight": (count * (sizes.nope + sizes.value), sizes.rank)}
@@ -101,9 +99,7 @@ class LatentUp:
                 "v.weight": (count, sizes.value, sizes.rank),
             }
             units = dict.fromkeys(shapes, 1)
-        storage = {
-            part: torch.empty(shape, dtype=dtype, device=device) for part, shape in shapes.items()
-        }
+        storage = {part: placement.empty(*shape) for part, shape in shapes.items()}
         cuts = {part: Cut(0, heads.query.times(unit)) for part, unit in units.items()}
         self.weights = _Released(storage, {} if heads.query.is_whole else cuts, self._take)
         self._keys: HeadMatrices | None = None

@@ -10,7 +10,7 @@ import torch
 from quire.config.shard import Share
 from quire.distributed import Collectives
 from quire.errors import ConfigError
-from quire.layers.weights import NO_ORDERS, PackedWeights
+from quire.layers.weights import NO_ORDERS, Outputs, PackedWeights, Placement
 from quire.ops import PackedMatrix, PartialMatrix
 from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.linear.plain.partial import PlainPartial, ProductInPieces
@@ -22,7 +22,7 @@ from quire.quantization import (
     WidensStored,
 )
 
-__all__ = ["Linear", "MergedLinear", "RowLinear", "Tree"]
+__all__ = ["Linear", "MergedLinear", "PartialSums", "RowLinear", "Tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,15 @@ class Tree:
 
     num_pieces: int
     add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """Ways to add the partial sums of ranks. tree: adds those of a plain matrix within a rank
+    (`ProductInPieces`); None for one product. over_ranks: the connection to the other ranks."""
+
+    over_ranks: Collectives
+    tree: Tree | None = None
 
 
 class Linear:
@@ -46,8 +55,7 @@ class Linear:
         weight_format: WeightFormat,
         in_features: int,
         outputs: Share,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         bias: bool,
         transposed: bool = False,
@@ -56,12 +64,10 @@ class Linear:
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
             weight_format,
             Share.whole(in_features),
-            {"": outputs},
-            dtype,
-            device,
+            Outputs({"": outputs}, num_outputs=num_outputs),
+            placement,
             bias=bias,
             transposed=transposed,
-            num_outputs=num_outputs,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +79,7 @@ class MergedLinear:
 
     parts: outputs of this rank by name, in order. gate: an activation that is applied to the first
     of two equal parts and multiplied with the second; [T, size of a part]. orders: see
-    `PackedWeights`.
+    `Outputs`.
     """
 
     def __init__(
@@ -81,8 +87,7 @@ class MergedLinear:
         weight_format: WeightFormat,
         in_features: int,
         parts: Mapping[str, Share],
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         bias: bool,
         gate: str | None = None,
@@ -91,12 +96,9 @@ class MergedLinear:
         self.weights: PackedWeights[PackedMatrix] = PackedWeights(
             weight_format,
             Share.whole(in_features),
-            parts,
-            dtype,
-            device,
+            Outputs(parts, gate, orders=orders),
+            placement,
             bias=bias,
-            gate=gate,
-            orders=orders,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,8 +116,7 @@ class RowLinear:
     [T, O], the same on each rank.
 
     The whole matrix is converted to its format, and the rank keeps its part of it. So integer
-    layers sum, over all ranks, to the bits of the undivided matrix. transposed: see `Linear`. tree:
-    adds partial sums of a plain matrix (`ProductInPieces`); None for one product.
+    layers sum, over all ranks, to the bits of the undivided matrix. transposed: see `Linear`.
     """
 
     def __init__(
@@ -123,15 +124,14 @@ class RowLinear:
         weight_format: CuttableFormat,
         inputs: Share,
         out_features: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        collectives: Collectives,
+        placement: Placement,
+        sums: PartialSums,
         *,
         bias: bool,
         transposed: bool = False,
-        tree: Tree | None = None,
     ) -> None:
         """Raises ConfigError if the matrix cannot be divided there in its format."""
+        tree = sums.tree
         (kept,) = inputs.ranges
         cut_format = weight_format.cut(kept)
         if cut_format is not None and tree is not None:
@@ -142,13 +142,12 @@ class RowLinear:
         self.weights: PackedWeights[PartialMatrix] = PackedWeights(
             _PlainInputs(weight_format, tree) if cut_format is None else _CutInputs(cut_format),
             inputs if cut_format is None else Share.whole(inputs.total),
-            {"": Share.whole(out_features)},
-            dtype,
-            device,
+            Outputs({"": Share.whole(out_features)}),
+            placement,
             bias=bias,
             transposed=transposed,
         )
-        self._collectives = collectives
+        self._collectives = sums.over_ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         matrix, collectives = self.weights.matrix, self._collectives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,12 +15,20 @@ from quire.errors import EngineError
 from quire.layers.adapter_contents import ExpertContent, LowRank, SlotContents
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.mlp import GatedMLP
-from quire.layers.weights import DenseWeights, LayerWeights
+from quire.layers.weights import DenseWeights, LayerWeights, Placement
 from quire.ops import OpSet, PackedMatrix
 from quire.ops.moe.experts import ExpertLayers
 from quire.quantization import MatrixFormats, StoredMatrix, WeightFormat
 
-__all__ = ["ExpertNumbers", "Experts", "MixtureOfExperts", "SharedExpert", "ToldFormat"]
+__all__ = [
+    "ExpertNumbers",
+    "Experts",
+    "ExpertsShape",
+    "MixtureOfExperts",
+    "Router",
+    "SharedExpert",
+    "ToldFormat",
+]
 
 
 class ExpertNumbers:
@@ -29,6 +38,17 @@ class ExpertNumbers:
     def __init__(self, num_experts: int, device: torch.device) -> None:
         self.values = torch.empty(num_experts, dtype=torch.float32, device=device)
         self.weights = DenseWeights({"": self.values})
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """Experts of all ranks together. size, inner: widths of x and of an expert."""
+
+    num_experts: int
+    size: int
+    inner: int
+    activation: str
+    bias: bool
 
 
 class Experts:
@@ -42,47 +62,41 @@ class Experts:
         self,
         ops: OpSet,
         own: range,
-        num_experts: int,
-        sizes: tuple[int, int],
-        activation: str,
+        shape: ExpertsShape,
         formats: MatrixFormats,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
-        """own: this rank's experts among `num_experts`. sizes: widths of x and of an expert."""
-        self._make, self._dtype, self._own = ops.experts, dtype, own
+        """own: this rank's experts among all."""
+        self._make, self._dtype, self._own = ops.experts, placement.dtype, own
         self._matrices: dict[tuple[int, int], PackedMatrix] = {}
         self._layers: ExpertLayers | None = None
-        size, inner = sizes
-        parts = {part: Share.whole(inner) for part in ("gate", "up")}
-        outer, down = MatrixShape(2 * inner, size), MatrixShape(size, inner)
+        parts = {part: Share.whole(shape.inner) for part in ("gate", "up")}
+        outer = MatrixShape(2 * shape.inner, shape.size)
+        down = MatrixShape(shape.size, shape.inner)
         self.gate_up: Mapping[int, MergedLinear | None] = {
             expert: None
             if expert not in own
             else MergedLinear(
                 ToldFormat(formats.choose(outer), partial(self._take, (0, expert))),
-                size,
+                shape.size,
                 parts,
-                dtype,
-                device,
-                bias=bias,
-                gate=activation,
+                placement,
+                bias=shape.bias,
+                gate=shape.activation,
             )
-            for expert in range(num_experts)
+            for expert in range(shape.num_experts)
         }
         self.down: Mapping[int, Linear | None] = {
             expert: None
             if expert not in own
             else Linear(
                 ToldFormat(formats.choose(down), partial(self._take, (1, expert))),
-                inner,
-                Share.whole(size),
-                dtype,
-                device,
-                bias=bias,
+                shape.inner,
+                Share.whole(shape.size),
+                placement,
+                bias=shape.bias,
             )
-            for expert in range(num_experts)
+            for expert in range(shape.num_experts)
         }
 
     @property
@@ -223,6 +237,17 @@ class SharedExpert:
         return None if self.gate is None else self.gate.weights.matrix(x, torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Chooses experts. projection: to a logit of each. choice_bias, factors: numbers of experts, if
+    `routing` has them."""
+
+    routing: Routing
+    projection: Linear
+    choice_bias: ExpertNumbers | None
+    factors: ExpertNumbers | None
+
+
 class MixtureOfExperts:
     """Experts that a router chooses and weights for each token; x [T, H] → [T, H].
 
@@ -232,10 +257,7 @@ class MixtureOfExperts:
     def __init__(
         self,
         ops: OpSet,
-        routing: Routing,
-        router: Linear,
-        choice_bias: ExpertNumbers | None,
-        factors: ExpertNumbers | None,
+        router: Router,
         experts: Experts,
         shared: SharedExpert | None,
         collectives: Collectives,
@@ -246,10 +268,11 @@ class MixtureOfExperts:
         """adds_shared: whether this rank adds the shared network to its sum; one of them does."""
         self._adapted = adapted
         self._adds_shared = adds_shared
-        self.router, self.choice_bias, self.factors = router, choice_bias, factors
+        self.router = router.projection
+        self.choice_bias, self.factors = router.choice_bias, router.factors
         self.experts, self.shared = experts, shared
         self._route = ops.route
-        self._routing = routing
+        self._routing = router.routing
         self._collectives = collectives
 
     def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from quire.config.shard import Share
 from quire.distributed import Collectives
 from quire.layers.adapter_contents import SlotContents, add_bias
-from quire.layers.weights import Cut, DenseWeights
+from quire.layers.weights import Cut, DenseWeights, Placement
 from quire.ops import OpSet
 
 __all__ = ["HeadNorm", "LayerNorm", "RMSNorm", "ResidualAdd", "SharedRMSNorm"]
@@ -27,8 +27,7 @@ class RMSNorm:
         ops: OpSet,
         size: int,
         eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         offset: float = 0.0,
         part: str = "weight",
@@ -36,7 +35,7 @@ class RMSNorm:
         self._norm = ops.rms_norm
         self._add_norm = ops.add_rms_norm
         self.eps = eps
-        self.weight = torch.empty((size,), dtype=dtype, device=device)
+        self.weight = placement.empty(size)
         self.weights = DenseWeights({part: self.weight}, offset)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,11 +53,9 @@ class RMSNorm:
 class HeadNorm:
     """Root mean square norm over each head, without a weight, in place."""
 
-    def __init__(
-        self, ops: OpSet, size: int, eps: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, ops: OpSet, size: int, eps: float, placement: Placement) -> None:
         self._norm_rows = ops.norm_rows
-        self._ones = torch.ones((size,), dtype=dtype, device=device)
+        self._ones = placement.empty(size).fill_(1.0)
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> None:
@@ -80,8 +77,7 @@ class SharedRMSNorm:
         ops: OpSet,
         share: Share,
         eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         collectives: Collectives,
         groups: Share = ONE_GROUP,
     ) -> None:
@@ -89,7 +85,7 @@ class SharedRMSNorm:
         is_own = collectives.size == 1 or groups.total > 1
         self._norm_rows = ops.norm_rows if is_own else collectives.norm_rows
         self._size = share.count // groups.count
-        self.weight = torch.empty((share.count,), dtype=dtype, device=device)
+        self.weight = placement.empty(share.count)
         cuts = {} if share.is_whole else {"weight": Cut(0, share)}
         self.weights = DenseWeights({"weight": self.weight}, cuts=cuts)
 
@@ -113,8 +109,7 @@ class LayerNorm:
         ops: OpSet,
         size: int,
         eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         affine: bool = True,
         bias: bool = True,
@@ -126,9 +121,9 @@ class LayerNorm:
         self.weight = self.bias = None
         self.weights = DenseWeights({})
         if affine:
-            parts = {"weight": torch.empty((size,), dtype=dtype, device=device)}
+            parts = {"weight": placement.empty(size)}
             if bias:
-                parts["bias"] = torch.empty((size,), dtype=dtype, device=device)
+                parts["bias"] = placement.empty(size)
             self.weight, self.bias = parts["weight"], parts.get("bias")
             self.weights = DenseWeights(parts, offset)
         self._biases: SlotContents[torch.Tensor] | None = None

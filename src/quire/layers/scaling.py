@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.layers.weights import DenseWeights
+from quire.layers.weights import DenseWeights, Placement
 from quire.ops import OpSet
 
 __all__ = ["OutputGate", "OwnFactor", "QueryGrowth", "Scale", "SoftCap"]
@@ -24,9 +24,9 @@ class Scale:
 class OwnFactor:
     """x · a number of the checkpoint, in place; x [T, E]."""
 
-    def __init__(self, ops: OpSet, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, ops: OpSet, placement: Placement) -> None:
         self._rescale_rows = ops.rescale_rows
-        self._factor = torch.empty(1, dtype=dtype, device=device)
+        self._factor = placement.empty(1)
         self.weights = DenseWeights({"": self._factor})
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,13 +65,12 @@ class QueryGrowth:
         beta: float,
         length: int,
         max_positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
         self._rescale_rows = ops.rescale_rows
-        times = torch.arange(max_positions, device=device) // length
+        times = torch.arange(max_positions, device=placement.device) // length
         factors = 1.0 + beta * torch.log1p(times.float())
-        self._factors = factors.to(dtype)
+        self._factors = factors.to(placement.dtype)
 
     def __call__(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """q [T, H, D], positions [T]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
@@ -13,7 +13,15 @@ from quire.config.shard import Share
 from quire.errors import EngineError
 from quire.quantization import StoredMatrix
 
-__all__ = ["Cut", "DenseWeights", "LayerWeights", "PackedWeights", "WeightedLayer"]
+__all__ = [
+    "Cut",
+    "DenseWeights",
+    "LayerWeights",
+    "Outputs",
+    "PackedWeights",
+    "Placement",
+    "WeightedLayer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,35 @@ class Cut:
 
 NO_ORDERS: Mapping[str, torch.Tensor] = MappingProxyType({})
 _UNCUT: Mapping[str, Cut] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Dtype and device of the weights of a layer."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a matrix that a rank has. parts: shares by name, in order; "" if there is only
+    one. gate: activation of the first of two parts (`quire.ops.linear.plain`). num_outputs: number
+    of outputs if larger than the rank's share; the others are zero. orders: index on disk of each
+    of the rank's outputs, int64 [outputs], by part; parts without one keep their order."""
+
+    parts: Mapping[str, Share]
+    gate: str | None = None
+    num_outputs: int | None = None
+    orders: Mapping[str, torch.Tensor] = field(default_factory=lambda: NO_ORDERS)
+
+    @property
+    def count(self) -> int:
+        """Number of the rank's own outputs."""
+        return sum(share.count for share in self.parts.values())
 
 
 class LayerWeights(Protocol):
@@ -166,34 +203,26 @@ class PackedWeights(Generic[Matrix]):
     """A matrix and its bias, kept as they arrive until the last part, then packed and released.
 
     While a model loads, one layer at a time exists twice. weight_format: format of the packed
-    matrix. inputs: share of this rank. parts: outputs of this rank by name, in order; "" if there
-    is only one. transposed: plain parts are [I, O] on disk. gate: activation of the first of two
-    parts (`quire.ops.linear.plain`). num_outputs: number of outputs if larger than the rank's
-    share; the others are zero. orders: index on disk of each of the rank's outputs, int64
-    [outputs], by part; parts without one keep their order.
+    matrix. inputs: share of this rank. transposed: plain parts are [I, O] on disk.
     """
 
     def __init__(
         self,
         weight_format: MatrixForm[Matrix],
         inputs: Share,
-        parts: Mapping[str, Share],
-        dtype: torch.dtype,
-        device: torch.device,
+        outputs: Outputs,
+        placement: Placement,
         *,
         bias: bool,
         transposed: bool = False,
-        gate: str | None = None,
-        num_outputs: int | None = None,
-        orders: Mapping[str, torch.Tensor] = NO_ORDERS,
     ) -> None:
-        self.orders = orders
+        self.orders = outputs.orders
         self.weight_format = weight_format
-        self._inputs, self._parts = inputs, dict(parts)
-        self._num_own = sum(share.count for share in parts.values())
-        self._height = num_outputs or self._num_own
-        self._dtype, self._device = dtype, device
-        self._has_bias, self.is_transposed, self._gate = bias, transposed, gate
+        self._inputs, self._parts = inputs, dict(outputs.parts)
+        self._num_own = outputs.count
+        self._height = outputs.num_outputs or self._num_own
+        self._placement = placement
+        self._has_bias, self.is_transposed, self._gate = bias, transposed, outputs.gate
         self._coming: _Coming | None = _Coming({}, None, None)
         self._matrix: Matrix | None = None
         self._bias: torch.Tensor | None = None
@@ -262,7 +291,7 @@ class PackedWeights(Generic[Matrix]):
             shares = self._shares_of(owner, stored)
             if order is not None:
                 shares = [each.reordered(order) for each in shares]
-            self._open.stored[owner] = [each.to(self._device) for each in shares]
+            self._open.stored[owner] = [each.to(self._placement.device) for each in shares]
             return
         rows, cut = self._rows_of(owner), self._cut_of_rows(owner)
         if cut is not None or order is not None:
@@ -290,7 +319,8 @@ class PackedWeights(Generic[Matrix]):
                 for part in self._parts
                 for each in coming.stored.get(part) or [self._rows_of(part)]
             ]
-            self._matrix = self.weight_format.keep(parts, coming.bias, self._dtype, gate=self._gate)
+            dtype = self._placement.dtype
+            self._matrix = self.weight_format.keep(parts, coming.bias, dtype, gate=self._gate)
         else:
             if coming.weight is None:
                 raise EngineError("A layer was finished without its weight; this is a bug.")
@@ -317,7 +347,7 @@ class PackedWeights(Generic[Matrix]):
         return self._of_part(coming.bias, owner)
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        empty = torch.empty(shape, dtype=self._dtype, device=self._device)
+        empty = self._placement.empty(*shape)
         empty[self._num_own :].zero_()
         return empty
 

@@ -21,7 +21,7 @@ from quire.ops.native.capture import CaptureArena
 from quire.runner import RowTable
 from quire.runner.drafting.blocks import DraftBlocks
 from quire.runner.drafting.medusa import MedusaDrafter
-from quire.runner.drafting.model import ModelDrafter
+from quire.runner.drafting.model import DraftEntries, ModelDrafter
 from quire.runner.drafting.state_layer import StateDrafter
 from quire.runner.drafting.states import KeptStates, LastStates, StatePages
 from quire.runner.drafting.tokens import DraftDraws, StepDrafter
@@ -29,7 +29,7 @@ from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.graphs.sized import SizedGraph
 from quire.runner.inputs import InputGatherer, ModelInputs
 from quire.runner.kernel_rows import KernelRows
-from quire.runner.rows import ScheduledRows, Slots
+from quire.runner.rows import ScheduledRows
 from quire.sampling import SamplingState
 from quire.worker.assembly import PoolSize
 from quire.worker.load import LoadedModel
@@ -75,9 +75,7 @@ def _layer(
     width, taps = layer.state_width, loaded.taps
     states = StatePages(rows, group, block_size, size.num_blocks, width, dtype, taps)
     of_kv = (layer.layout, dtype, loaded.device)
-    blocks, inputs, num_computed = _parts(
-        rows, group, size, of_kv, layer.backends, loaded.ops, layer.columns
-    )
+    entries, inputs = _parts(rows, group, size, of_kv, layer.backends, loaded.ops, layer.columns)
 
     def build(scheduled: ScheduledRows) -> ModelInputs:
         num_tokens, num_rows = int(scheduled.num_tokens.sum()), len(scheduled.slots)
@@ -85,10 +83,8 @@ def _layer(
 
     drafter = StateDrafter(
         layer.head,
-        rows,
-        blocks,
+        entries,
         build,
-        num_computed,
         draw,
         settings.chosen.max_num_batched_tokens,
         states,
@@ -107,7 +103,7 @@ def _model(
 ) -> StepDrafter:
     """of_draft: settings of the draft model."""
     of_kv = (of_draft.layout, draft.kv_dtype, draft.device)
-    blocks, inputs, num_computed = _parts(
+    entries, inputs = _parts(
         rows,
         _group(settings.layout),
         size,
@@ -124,9 +120,7 @@ def _model(
     steps = MixedSteps(draft.model, inputs, graph, draft.given, arena)
     images = settings.spec.images
     media_token = 0 if images is None else images.token_id
-    return ModelDrafter(
-        steps, rows, blocks, num_computed, draw, most, draft.spec.vocab_size, media_token
-    )
+    return ModelDrafter(steps, entries, draw, most, draft.spec.vocab_size, media_token)
 
 
 def _group(layout: KVLayout) -> int:
@@ -142,8 +136,8 @@ def _parts(
     backends: Sequence[AttentionBackend],
     ops: OpSet,
     columns: TokenColumns,
-) -> tuple[DraftBlocks, InputGatherer, Slots]:
-    """Return a pool of K/V, inputs over it, and the computed counts that these read. group: layer
+) -> tuple[DraftEntries, InputGatherer]:
+    """Return the entries of a pool of K/V, and inputs over it. group: layer
     group of the rows' block tables. of_kv: layout, dtype and device of the pool."""
     layout, dtype, device = of_kv
     kv = KVPool.allocate(layout, size.num_blocks, dtype, device)
@@ -165,4 +159,4 @@ def _parts(
     blocks = DraftBlocks(
         rows, group, layout.block_size, size.num_blocks, partial(ops.copy_blocks, kv.pages)
     )
-    return blocks, inputs, num_computed
+    return DraftEntries(rows, blocks, num_computed), inputs

@@ -7,7 +7,7 @@ from dataclasses import replace
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import device_budget
 from quire.config.memory.plan import FixedBytes
-from quire.config.memory.pool_size import PoolSizing
+from quire.config.memory.pool_size import PoolBounds, PoolSizing
 from quire.config.resolve import Decision, Resolved
 from quire.config.settings import EngineSettings
 from quire.protocol.control import MeasuredMemory
@@ -37,9 +37,7 @@ def replan(asked: EngineSettings, planned: Resolved, measured: MeasuredMemory) -
         planned.layout,
         fixed=lambda context: fixed,  # noqa: ARG005  tables were made for the longest one
         budget=device_budget(asked, measured.total, measured.free),
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        longest=chosen.max_model_len,
+        bounds=PoolBounds(chosen.max_num_seqs, chosen.max_num_batched_tokens, chosen.max_model_len),
     )
     context, context_reason = sizing.choose_context()
     num_blocks, blocks_reason = sizing.choose_blocks(context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import MemoryBudget
@@ -11,7 +13,7 @@ from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.errors import ConfigError
 
-__all__ = ["PoolSizing"]
+__all__ = ["PoolBounds", "PoolSizing"]
 
 DEFAULT_KV_SHARE = 0.5
 """Share of the memory beside weights and activations: other programs need memory too."""
@@ -30,6 +32,15 @@ SHORTEST_CONTEXT = 2
 """One prompt token and one output token."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolBounds:
+    """Bounds of what a pool serves. longest: longest context allowed, if it is not the model's."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    longest: int | None = None
+
+
 class PoolSizing:
     """Weighs context against memory. A longer context needs more blocks and longer tables, so
     whether a length fits is monotonic and the longest one is found by bisection."""
@@ -42,22 +53,20 @@ class PoolSizing:
         *,
         fixed: FixedOf,
         budget: MemoryBudget,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        longest: int | None = None,
+        bounds: PoolBounds,
         draft_page: int = 0,
     ) -> None:
-        """fixed: bytes needed beside the KV cache, by context. longest: longest context allowed, if
-        it is not the model's. draft_page: bytes of each block for a draft model."""
+        """fixed: bytes needed beside the KV cache, by context. draft_page: bytes of each block for
+        a draft model."""
         self._settings = settings
         self._spec = spec
         self._layout = layout
         self._page = layout.page_bytes + draft_page
         self._fixed = fixed
         self._budget = budget
-        self._max_num_seqs = max_num_seqs
-        self._step_tokens = max_num_batched_tokens
-        self._longest = spec.max_context if longest is None else longest
+        self._max_num_seqs = bounds.max_num_seqs
+        self._step_tokens = bounds.max_num_batched_tokens
+        self._longest = spec.max_context if bounds.longest is None else bounds.longest
 
     def fits(self, context: int) -> bool:
         """Return whether one sequence of `context` tokens fits the largest possible KV cache."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import msgspec
+
 from quire.engine.core.client_table import ClientTable, ConnectedClient, split_by_client
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.heartbeat import Progress
@@ -55,7 +57,6 @@ from quire.protocol.request import (
     FinishReason,
     SequenceFinish,
 )
-from quire.protocol.status import EngineCapacity
 from quire.protocol.step import EMPTY_INTS
 from quire.telemetry import EngineStats
 from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS
@@ -89,19 +90,18 @@ class CoreLoop:
         progress: Progress,
         in_flight: InFlightRecord,
         *,
-        instance: int,
-        capacity: EngineCapacity,
+        welcome: Welcome,
         max_message_bytes: int,
         note_rest: Callable[[Report], None],
     ) -> None:
-        """note_rest: told the state of the core when it was paused, sleeps, goes on, or has new
-        weights."""
+        """welcome: answer to clients, as it is at the start. note_rest: told the state of the core
+        when it was paused, sleeps, goes on, or has new weights."""
         self._core = core
         self._socket = socket
         self._progress = progress
         self._in_flight = in_flight
         self._note_rest = note_rest
-        self._instance, self._capacity = instance, capacity
+        self._welcome = welcome
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, max_message_bytes)
         self._clients = ClientTable()
         self._media = MediaIntake(core, socket.wake)
@@ -309,7 +309,10 @@ class CoreLoop:
                 if known is not None:
                     self._drop(known, "has connected again")
             self._clients.enter(hello.client_id, peer)
-            welcome = Welcome(self._instance, self._capacity, *self._progress.sleep_state)
+            version, level = self._progress.sleep_state
+            welcome = msgspec.structs.replace(
+                self._welcome, state_version=version, sleep_level=level
+            )
             self._socket.send(peer, encode(welcome))
             return
         logger.warning("a client was rejected: %s", reason)

@@ -38,7 +38,7 @@ from quire.engine.core.loop import CoreLoop
 from quire.engine.core.socket import CoreSocket
 from quire.errors import ConfigError
 from quire.platform.streams import claim_streams
-from quire.protocol.messages import Launch, StartFailure
+from quire.protocol.messages import Launch, StartFailure, Welcome
 from quire.protocol.status import EngineCapacity
 from quire.telemetry.flight.dump import DumpFolder, FaultDumps, collect
 from quire.telemetry.flight.record import FlightRecorder, ring_in
@@ -106,8 +106,7 @@ def run_core_process(build: BuildCore) -> int:
         socket,
         progress,
         in_flight,
-        instance=launch.instance,
-        capacity=started.capacity,
+        welcome=Welcome(launch.instance, started.capacity),
         max_message_bytes=launch.max_message_bytes,
         note_rest=partial(note_rest, directory),
     )

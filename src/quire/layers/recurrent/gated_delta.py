@@ -16,6 +16,7 @@ from quire.layers.adapted import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes, numbers_of_heads
 from quire.layers.recurrent.short_conv import ShortConv
+from quire.layers.weights import Placement
 from quire.ops import OpSet
 
 __all__ = ["DeltaShares", "DeltaRule", "GatedDelta"]
@@ -99,16 +100,15 @@ class DeltaRule(RecurrentPart):
         ops: OpSet,
         shares: DeltaShares,
         total: StateBytes,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
         heads, own = shares.heads, shares.values
         state_bytes = 4 * own.count * heads.key_dim * heads.value_dim
         widths = (shares.channels.count, 2 * own.count)
-        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias"), own, device)
+        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias"), own, placement.device)
         keys = (shares.keys.count, heads.key_dim)
         operation = RowOperation(ops.gated_delta, numbers, (keys, heads.in_turn))
-        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, dtype)
+        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, placement.dtype)
 
     def __call__(self, x: torch.Tensor, gates: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x: q, k and v of each token, gates [T, 2 · H]: b and a → [T, H · Dv]. Reads and writes

@@ -16,7 +16,7 @@ from quire.layers.recurrent.gated_delta import DeltaRule, DeltaShares, GatedDelt
 from quire.layers.recurrent.part import RecurrentPart, StateBytes
 from quire.layers.recurrent.short_conv import ShortConv
 from quire.layers.recurrent.ssd import SelectiveState, SSDShares, StateSpace
-from quire.layers.weights import NO_ORDERS
+from quire.layers.weights import NO_ORDERS, Placement
 from quire.ops import OpSet
 
 __all__ = ["Parts", "RecurrentLayers"]
@@ -46,11 +46,9 @@ class RecurrentLayers:
     make: makes the layers around them.
     """
 
-    def __init__(
-        self, ops: OpSet, shard: Shard, dtype: torch.dtype, device: torch.device, make: Parts
-    ) -> None:
+    def __init__(self, ops: OpSet, shard: Shard, placement: Placement, make: Parts) -> None:
         self._ops, self._shard, self._make = ops, shard, make
-        self._dtype, self._device = dtype, device
+        self._placement = placement
         self._parts: list[RecurrentPart] = []
         self._total = StateBytes()
 
@@ -79,8 +77,9 @@ class RecurrentLayers:
         self, channels: Share, taps: int, *, bias: bool = False, gated: bool = False
     ) -> ShortConv:
         """Make a convolution of a rank's channels."""
-        place = (self._total, self._dtype, self._device)
-        conv = ShortConv(self._ops, channels, taps, *place, bias=bias, gated=gated)
+        conv = ShortConv(
+            self._ops, channels, taps, self._total, self._placement, bias=bias, gated=gated
+        )
         self._add(conv)
         return conv
 
@@ -91,7 +90,7 @@ class RecurrentLayers:
         inputs = linear(size, shares.inputs, orders=shares.input_orders)
         gates = linear(size, shares.gates, orders=shares.gate_orders, is_plain=True)
         conv = self.conv(shares.channels, taps)
-        rule = DeltaRule(self._ops, shares, self._total, self._dtype, self._device)
+        rule = DeltaRule(self._ops, shares, self._total, self._placement)
         self._add(rule)
         norm = self._make.rms_norm(heads.value_dim, eps)
         return GatedDelta(self._ops, inputs, gates, conv, rule, norm)
@@ -104,7 +103,7 @@ class RecurrentLayers:
         shares = SSDShares.of(heads, self._shard)
         inputs = self._make.shared_linear(size, {"": shares.inputs}, bias=bias)
         conv = self.conv(shares.channels, taps, bias=conv_bias)
-        state = SelectiveState(self._ops, shares, self._total, self._dtype, self._device)
+        state = SelectiveState(self._ops, shares, self._total, self._placement)
         self._add(state)
         norm = self._make.shared_rms_norm(shares.inner, eps, shares.groups)
         return StateSpace(self._ops, inputs, conv, state, norm)

@@ -7,7 +7,7 @@ import torch
 from quire.attention import StepInputs
 from quire.config.shard import Share
 from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes
-from quire.layers.weights import Cut, DenseWeights
+from quire.layers.weights import Cut, DenseWeights, Placement
 from quire.ops import OpSet
 
 __all__ = ["ShortConv"]
@@ -26,19 +26,19 @@ class ShortConv(RecurrentPart):
         channels: Share,
         taps: int,
         total: StateBytes,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
         *,
         bias: bool,
         gated: bool,
     ) -> None:
         size = channels.count
         widths = (3 * size if gated else size,)
-        weight = torch.empty((taps, size), dtype=dtype, device=device)
+        weight = placement.empty(taps, size)
         storage = {"weight": weight.t().unsqueeze(1)}
         if bias:
-            storage["bias"] = torch.empty(size, dtype=dtype, device=device)
+            storage["bias"] = placement.empty(size)
         operation = RowOperation(ops.short_conv, (weight, storage.get("bias")), (gated,))
+        dtype = placement.dtype
         state_bytes = (taps - 1) * size * dtype.itemsize
         super().__init__(ops, operation, total, state_bytes, dtype, widths, dtype)
         cuts = {} if channels.is_whole else dict.fromkeys(storage, Cut(0, channels))

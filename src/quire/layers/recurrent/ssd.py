@@ -14,6 +14,7 @@ from quire.layers.adapted import Projection
 from quire.layers.norm import SharedRMSNorm
 from quire.layers.recurrent.part import RecurrentPart, RowOperation, StateBytes, numbers_of_heads
 from quire.layers.recurrent.short_conv import ShortConv
+from quire.layers.weights import Placement
 from quire.ops import OpSet
 
 __all__ = ["SSDShares", "SelectiveState", "StateSpace"]
@@ -61,16 +62,15 @@ class SelectiveState(RecurrentPart):
         ops: OpSet,
         shares: SSDShares,
         total: StateBytes,
-        dtype: torch.dtype,
-        device: torch.device,
+        placement: Placement,
     ) -> None:
         heads, own = shares.heads, shares.own
         state_bytes = 4 * own.count * heads.head_dim * heads.state_size
         widths = (shares.channels.count, own.count)
-        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias", "D"), own, device)
+        numbers, self.weights = numbers_of_heads(("A_log", "dt_bias", "D"), own, placement.device)
         groups = (shares.groups.count, heads.state_size)
         operation = RowOperation(ops.ssd, numbers, (groups, heads.limits))
-        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, dtype)
+        super().__init__(ops, operation, total, state_bytes, torch.float32, widths, placement.dtype)
 
     def __call__(self, x: torch.Tensor, dt: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """x: x, B and C of each token, dt [T, H] → [T, H · P]. Reads and writes the rows'

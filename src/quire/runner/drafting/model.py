@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,19 @@ from quire.runner.graphs.mixed import MixedSteps
 from quire.runner.inputs import ModelInputs
 from quire.runner.rows import RowTable, ScheduledRows, Slots
 
-__all__ = ["Build", "LayerDrafter", "ModelDrafter"]
+__all__ = ["Build", "DraftEntries", "LayerDrafter", "ModelDrafter"]
 
 Build = Callable[[ScheduledRows], ModelInputs]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEntries:
+    """The entries of layers that draft. blocks: blocks of their K/V. num_computed [S]: entries of
+    rows before a forward; its inputs are gathered with them in place of the rows' own."""
+
+    rows: RowTable
+    blocks: DraftBlocks
+    num_computed: Slots
 
 
 class LayerDrafter(ABC):
@@ -33,22 +43,18 @@ class LayerDrafter(ABC):
 
     def __init__(
         self,
-        rows: RowTable,
-        blocks: DraftBlocks,
+        entries: DraftEntries,
         build: Build,
-        num_computed: Slots,
         draw: DraftDraws,
         max_tokens: int,
         collectives: Collectives = ALONE,
     ) -> None:
-        """build: gathers the rows' tokens and the layers' blocks, with `num_computed` [S] in place
-        of the rows' own. max_tokens: most tokens of one forward. collectives: connection to the
-        ranks that make the same drafts."""
-        self.rows = rows
+        """build: gathers the rows' tokens and the layers' blocks. max_tokens: most tokens of one
+        forward. collectives: connection to the ranks that make the same drafts."""
+        self.rows = entries.rows
         self._collectives = collectives
-        self._blocks = blocks
+        self._blocks, self._num_computed = entries.blocks, entries.num_computed
         self._build = build
-        self._num_computed = num_computed
         self._draw = draw
         self._max_tokens = max_tokens
         self._has_warned = False
@@ -164,9 +170,7 @@ class ModelDrafter(LayerDrafter):
     def __init__(
         self,
         steps: MixedSteps,
-        rows: RowTable,
-        blocks: DraftBlocks,
-        num_computed: Slots,
+        entries: DraftEntries,
         draw: DraftDraws,
         max_tokens: int,
         vocab_size: int,
@@ -174,7 +178,7 @@ class ModelDrafter(LayerDrafter):
     ) -> None:
         """steps: forwards of the draft model. vocab_size: number of its tokens; ids from there on
         are of media, and are read as `media_token`. Other arguments: see `LayerDrafter`."""
-        super().__init__(rows, blocks, steps.build, num_computed, draw, max_tokens)
+        super().__init__(entries, steps.build, draw, max_tokens)
         self._steps = steps
         self._vocab_size, self._media_token = vocab_size, media_token
 

@@ -11,11 +11,10 @@ import torch
 from quire.attention import StepInputs
 from quire.distributed import ALONE, Collectives
 from quire.protocol.step import StepPlan
-from quire.runner.drafting.blocks import DraftBlocks
-from quire.runner.drafting.model import Build, LayerDrafter
+from quire.runner.drafting.model import Build, DraftEntries, LayerDrafter
 from quire.runner.drafting.states import StatePages
 from quire.runner.drafting.tokens import DraftDraws
-from quire.runner.rows import RowTable, Slots
+from quire.runner.rows import Slots
 
 __all__ = ["StateDrafter", "StateHead"]
 
@@ -62,17 +61,15 @@ class StateDrafter(LayerDrafter):
     def __init__(
         self,
         head: StateHead,
-        rows: RowTable,
-        blocks: DraftBlocks,
+        entries: DraftEntries,
         build: Build,
-        num_computed: Slots,
         draw: DraftDraws,
         max_tokens: int,
         states: StatePages,
         collectives: Collectives = ALONE,
     ) -> None:
         """states: kept states of the model. Other arguments: see `LayerDrafter`."""
-        super().__init__(rows, blocks, build, num_computed, draw, max_tokens, collectives)
+        super().__init__(entries, build, draw, max_tokens, collectives)
         self._head = head
         self._states = states
         self._own_states: dict[int, torch.Tensor] = {}  # by slot, [E] for its next entry

@@ -19,7 +19,7 @@ def new_beam_group(request: EngineRequest, rules: BeamRules, max_total_tokens: i
     """The search of a request that asks for one."""
     max_tokens = max_total_tokens - len(request.prompt_token_ids)
     return BeamGroup(
-        BeamSearch(rules, max_tokens, request.is_stop),
+        BeamSearch(rules, max_tokens, request.ending),
         rules.width,
         rules.width + len(request.stop_token_ids),
         list(range(request.params.n)),
@@ -94,11 +94,10 @@ class BeamIntake:
 
 
 def _finish_as(handle: int, found: FoundSequence) -> SequenceFinish:
-    reason = FinishReason.LENGTH if found.stop_token_id is None else FinishReason.STOP
     trail = found.beam.trail
     logprobs = () if trail is None else trail.unwind()
     whole = WholeSequence(found.output, found.beam.cum_logprob, logprobs)
-    return SequenceFinish(handle, reason, found.stop_token_id, whole=whole)
+    return SequenceFinish(handle, found.reason, found.stop_token_id, whole=whole)
 
 
 def _finish_without(handle: int, num_found: int) -> SequenceFinish:

@@ -9,13 +9,15 @@ one that is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 
 from quire.protocol.beam_search import BeamRules
+from quire.protocol.request import FinishReason
 from quire.protocol.step import IntArray, TokenCandidates, TokenLogprobs
 
 __all__ = ["Beam", "BeamSearch", "Continuation", "FoundSequence"]
@@ -58,25 +60,32 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class FoundSequence:
-    """output: its tokens after the prompt. stop_token_id: token that ended it; None if it reached
-    its length."""
+    """output: its tokens after the prompt. reason: why it ended."""
 
     output: IntArray
     beam: Beam
     score: float
-    stop_token_id: int | None
+    reason: FinishReason
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """Token that ended it; None if it reached its length."""
+        return int(self.output[-1]) if self.reason is FinishReason.STOP else None
+
+
+class EndRule(Protocol):
+    """`EngineRequest.ending` of the request that searches."""
+
+    def __call__(self, output_ids: IntArray, *, has_room: bool) -> FinishReason | None: ...
 
 
 class BeamSearch:
-    """One search. max_tokens: length limit of the output. is_stop(token, num_output): whether
-    `token` ends an output of `num_output` tokens, itself counted."""
+    """One search. max_tokens: length limit of the output."""
 
-    def __init__(
-        self, rules: BeamRules, max_tokens: int, is_stop: Callable[[int, int], bool]
-    ) -> None:
+    def __init__(self, rules: BeamRules, max_tokens: int, ending: EndRule) -> None:
         self._rules = rules
         self._max_tokens = max_tokens
-        self._is_stop = is_stop
+        self._ending = ending
         self.live = [Beam()]
         self.found: list[FoundSequence] = []
         self.is_done = False
@@ -90,11 +99,13 @@ class BeamSearch:
         width, num_output = self._rules.width, len(outputs[0]) + 1
         going_on: list[Continuation] = []
         for rank, step in enumerate(self._in_order(candidates)):
-            is_stop = self._is_stop(step.token_id, num_output)
-            if not is_stop and num_output < self._max_tokens:
+            output = np.append(outputs[step.parent], np.int32(step.token_id))
+            reason = self._ending(output, has_room=num_output < self._max_tokens)
+            if reason is None:
                 going_on.append(step)
             elif rank < width:
-                self._keep(step, outputs[step.parent], is_stop=is_stop)
+                score = self._rules.score(step.beam.cum_logprob, num_output)
+                self.found.append(FoundSequence(output, step.beam, score, reason))
             if rank >= width - 1 and (len(going_on) == width or num_output == self._max_tokens):
                 break
         self.found = sorted(self.found, key=attrgetter("score"), reverse=True)[:width]
@@ -123,12 +134,6 @@ class BeamSearch:
         if candidates.logprobs:
             trail = Trail(candidates.logprobs[place], self.live[parent].trail)
         return Continuation(parent, int(candidates.token_ids[place]), Beam(total, trail))
-
-    def _keep(self, step: Continuation, output: IntArray, *, is_stop: bool) -> None:
-        whole = np.append(output, np.int32(step.token_id))
-        score = self._rules.score(step.beam.cum_logprob, len(whole))
-        stop = step.token_id if is_stop else None
-        self.found.append(FoundSequence(whole, step.beam, score, stop))
 
     def _is_settled(self, num_output: int) -> bool:
         """Return whether enough is found, and the live beams are not expected to be better."""

@@ -33,7 +33,15 @@ from quire.server.generation.backend import Backend, describe
 from quire.server.http.gate import InternalCaller
 from quire.server.requests.errors import OVERLOADED, error_reply
 
-__all__ = ["BESIDE", "PARTIAL", "BatchCounts", "BatchRunner", "NoRoomError"]
+__all__ = [
+    "BESIDE",
+    "PARTIAL",
+    "BatchCounts",
+    "BatchFiles",
+    "BatchRunner",
+    "LineRules",
+    "NoRoomError",
+]
 
 PARTIAL = ".partial"
 BESIDE = (PARTIAL, PARTIAL + ".ordered")
@@ -75,6 +83,26 @@ class _Place(NamedTuple):
     status: int
 
 
+@dataclass(frozen=True, slots=True)
+class BatchFiles:
+    """source: file with a request in each line. target: file of the answers. has_room: returns True
+    if this many bytes of answers may be kept. opener: argument of `open` for the files that are
+    written."""
+
+    source: Path
+    target: Path
+    has_room: Callable[[int], bool] | None = None
+    opener: Callable[[str, int], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """Conditions of a good line. route: the route that all lines must name, if any."""
+
+    max_bytes: int
+    route: str | None = None
+
+
 class BatchRunner:
     """Runs the lines of one file, a bounded number at a time."""
 
@@ -82,22 +110,16 @@ class BatchRunner:
         self,
         app: ASGIApp,
         backend: Backend,
-        source: Path,
-        target: Path,
+        files: BatchFiles,
+        rules: LineRules,
         *,
         max_together: int,
-        max_line_bytes: int,
         caller: InternalCaller | None = None,
         max_tries: int = MAX_TRIES,
-        route: str | None = None,
-        has_room: Callable[[int], bool] | None = None,
-        opener: Callable[[str, int], int] | None = None,
     ) -> None:
-        """backend: backend of the app. max_line_bytes: size above which a line is bad. caller:
-        identity of the requests. max_tries: attempts at a line that finds no room. route: the route
-        that all lines must name, if any. has_room: returns True if this many bytes of answers may
-        be kept. opener: argument of `open` for the files that are written. Raises ConfigError if a
-        file cannot be read or written."""
+        """backend: backend of the app. caller: identity of the requests. max_tries: attempts at a
+        line that finds no room. Raises ConfigError if a file cannot be read or written."""
+        source, target = files.source, files.target
         if not source.is_file():
             raise ConfigError(f"{str(source)!r} is no file. Name one with a request in each line.")
         if not target.absolute().parent.is_dir():
@@ -108,12 +130,10 @@ class BatchRunner:
         self._target = target
         self._aside = target.with_name(target.name + PARTIAL)
         self._max_together = max_together
-        self._max_line_bytes = max_line_bytes
+        self._rules = rules
         self._caller = caller
         self._max_tries = max_tries
-        self._route = route
-        self._has_room = has_room
-        self._opener = opener
+        self._has_room, self._opener = files.has_room, files.opener
         self.counts = BatchCounts()
 
     @property
@@ -212,7 +232,7 @@ class BatchRunner:
         seen: set[str] = set()
         with self._source.open("rb") as file:
             for text in texts_of_lines(file):
-                yield read_line(text, seen, self._max_line_bytes, self._route)
+                yield read_line(text, seen, self._rules.max_bytes, self._rules.route)
 
     async def _lines_by_slices(self) -> AsyncGenerator[BatchLine]:
         """Yield the lines. A thread reads them, since a continued batch may begin with any number

@@ -16,7 +16,13 @@ from starlette.types import ASGIApp
 
 from quire.errors import ConfigError, EngineError
 from quire.server.batches.lines import read_line, texts_of_lines
-from quire.server.batches.runner import PARTIAL, BatchRunner, NoRoomError
+from quire.server.batches.runner import (
+    PARTIAL,
+    BatchFiles,
+    BatchRunner,
+    LineRules,
+    NoRoomError,
+)
 from quire.server.batches.store import BatchStore, KeptBatch
 from quire.server.generation.backend import Backend
 from quire.server.http.gate import InternalCaller
@@ -149,18 +155,20 @@ class BatchService:
     def _runner(
         self, batch: KeptBatch, caller: InternalCaller, target: Path, max_together: int
     ) -> BatchRunner:
+        files = BatchFiles(
+            self._store.path(batch.input_file_id),
+            target,
+            lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
+            private,
+        )
         return BatchRunner(
             self._app,
             self._backend,
-            self._store.path(batch.input_file_id),
-            target,
+            files,
+            LineRules(self._limits.max_body_bytes, batch.endpoint),
             max_together=max_together,
-            max_line_bytes=self._limits.max_body_bytes,
             caller=caller,
             max_tries=PATIENT_TRIES,
-            route=batch.endpoint,
-            has_room=lambda num_bytes: self._store.has_room(num_bytes, caller.tenant),
-            opener=private,
         )
 
     async def _begin(self, batch: KeptBatch) -> bool:

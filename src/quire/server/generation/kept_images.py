@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quire.errors import RequestError, quoted
 from quire.rendering.media.sources import ImageSource, MediaAccess, StoredFile
-from quire.server.requests.bounded_store import BoundedStore
+from quire.server.requests.bounded_store import BoundedStore, BoundedTable
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS images (
     body BLOB NOT NULL, PRIMARY KEY (tenant, id)
 );
 """
+_TABLE = BoundedTable("images", _SCHEMA, order="{has_less}, used_s")
 
 
 class NamedImages(BoundedStore):
@@ -36,9 +37,7 @@ class NamedImages(BoundedStore):
         super().__init__(
             path,
             clock,
-            schema=_SCHEMA,
-            table="images",
-            order="{has_less}, used_s",
+            _TABLE,
             max_rows=limits.max_named_images,
             max_bytes=limits.max_named_image_bytes,
         )

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.protocol.receipts import Receipt, read_key
 from quire.server.readings.timeline import Timeline
-from quire.server.requests.bounded_store import BoundedStore
+from quire.server.requests.bounded_store import BoundedStore, BoundedTable
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
@@ -26,6 +26,7 @@ CREATE INDEX IF NOT EXISTS by_request ON receipts (tenant, request_id);
 CREATE INDEX IF NOT EXISTS by_answer ON receipts (tenant, answer_id);
 CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id);
 """
+_TABLE = BoundedTable("receipts", _SCHEMA, order="{has_less}, made_s, rowid")
 
 
 class ReceiptStore(BoundedStore):
@@ -49,9 +50,7 @@ class ReceiptStore(BoundedStore):
         super().__init__(
             path,
             clock,
-            schema=_SCHEMA,
-            table="receipts",
-            order="{has_less}, made_s, rowid",
+            _TABLE,
             max_rows=limits.max_receipts,
             max_bytes=limits.max_receipt_bytes,
         )

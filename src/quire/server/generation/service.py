@@ -39,7 +39,7 @@ from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 
-__all__ = ["Generation", "GenerationService", "Render", "SampleDelta"]
+__all__ = ["Generation", "GenerationService", "Render", "RequestRecords", "SampleDelta"]
 
 Render = Callable[[], Awaitable[RenderedPrompt]]
 
@@ -396,6 +396,15 @@ async def _witness_of(ready: Ready, request: EngineRequest) -> Witness | None:
         raise RefusedError(str(error), param="deterministic") from error
 
 
+@dataclass(frozen=True, slots=True)
+class RequestRecords:
+    """Places for what stays of requests: the trace, prompts in memory, receipts."""
+
+    trace: TraceRecorder
+    prompts: PromptMemory
+    receipts: ReceiptStore
+
+
 class GenerationService:
     """The way of a prompt into the engine: waiting room, rendering, request, generation."""
 
@@ -404,22 +413,17 @@ class GenerationService:
         limits: Limits,
         metrics: ServerMetrics,
         waiting: WaitingRoom,
-        recorder: TraceRecorder,
         prompts: PromptRenderer,
         images: OpenImages,
-        memory: PromptMemory,
-        receipts: ReceiptStore,
+        records: RequestRecords,
     ) -> None:
-        """prompts: makes large grammars in its threads. images: room of those of open requests.
-        memory: gets all prompts."""
+        """prompts: makes large grammars in its threads. images: room of those of open requests."""
         self._limits = limits
         self._metrics = metrics
         self._waiting = waiting
-        self._recorder = recorder
         self._prompts = prompts
         self._images = images
-        self._memory = memory
-        self._receipts = receipts
+        self._records = records
         self._requests: tuple[ServedModel, RequestRenderer] | None = None
 
     @asynccontextmanager
@@ -532,7 +536,7 @@ class GenerationService:
             timeline.queued_s = timeline.now()
         request = replace(request, salt=salt, scheduling=scheduling, arrival_time=time.monotonic())
         async with await client.add(request) as stream:
-            known = self._memory.add(
+            known = self._records.prompts.add(
                 timeline,
                 request.prompt_token_ids,
                 tail=self._tail(ready, request.prompt_token_ids, timeline),
@@ -550,14 +554,14 @@ class GenerationService:
                 place=place,
                 timeline=timeline,
                 metrics=self._metrics,
-                recorder=self._recorder,
+                recorder=self._records.trace,
                 known=known,
                 beams=beams,
                 form=form,
                 has_grammar=request.grammar is not None,
                 grammar_field=grammar_field,
                 witness=witness,
-                keep=partial(self._receipts.put, timeline=timeline),
+                keep=partial(self._records.receipts.put, timeline=timeline),
             )
             try:
                 yield generation

@@ -96,6 +96,19 @@ class PieceLogprobs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkExtras:
+    """Contents of chunks beside the text. logprobs: one writer for each sample, if asked. has_ids:
+    token ids are shown."""
+
+    logprobs: Sequence[PieceLogprobs] = ()
+    has_ids: bool = False
+    usage_in_each: bool = False
+
+
+PLAIN_CHUNKS = ChunkExtras()
+
+
 class ChunkWriter:
     """Writes the chunks of one prompt around prepared bytes; only text, log-probabilities and the
     end vary."""
@@ -105,15 +118,12 @@ class ChunkWriter:
         head: AnswerHead,
         shape: ChunkShape,
         generation: Generation,
+        extras: ChunkExtras = PLAIN_CHUNKS,
         *,
-        logprobs: Sequence[PieceLogprobs] = (),
         first_index: int = 0,
         echo: str = "",
-        has_ids: bool = False,
-        usage_in_each: bool = False,
     ) -> None:
-        """logprobs: one writer per sample, if asked. first_index: index of the first choice. echo:
-        text before each sample. has_ids: token ids are shown."""
+        """first_index: index of the first choice. echo: text before each sample."""
         n, start = generation.params.n, head.event_start()
         starts = [start + b'{"index":%d,' % (first_index + i) for i in range(n)]
         self._openings = [each + shape.opening for each in starts]
@@ -121,11 +131,10 @@ class ChunkWriter:
         self._shape = shape
         self._has_begun = [False] * n
         self._generation = generation
-        self._logprobs = logprobs
+        self._logprobs, self._has_ids = extras.logprobs, extras.has_ids
+        self._usage_in_each = extras.usage_in_each
         self._echo = echo
-        self._has_ids = has_ids
-        self._usage_in_each = usage_in_each
-        self._is_plain = not (logprobs or has_ids or usage_in_each)
+        self._is_plain = not (extras.logprobs or extras.has_ids or extras.usage_in_each)
         self._plain_end = b"".join(
             (shape.after, b',"logprobs":null', *self._ending_of(None, None), b"}]}\n\n")
         )

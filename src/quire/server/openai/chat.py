@@ -18,6 +18,7 @@ from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
     AnswerHead,
+    ChunkExtras,
     ChunkShape,
     ChunkWriter,
     WholeSample,
@@ -127,24 +128,17 @@ class ChatAnswer:
             _PieceLogprobs(self._writer(generation))
             for _ in range(self.params.n if wants_logprobs else 0)
         ]
-        has_ids = bool(self.body.return_token_ids)
+        extras = ChunkExtras(
+            logprobs, has_ids=bool(self.body.return_token_ids), usage_in_each=usage_in_each
+        )
         if self.form is None:
-            return ChunkWriter(
-                head,
-                CHAT_SHAPE,
-                generation,
-                logprobs=logprobs,
-                has_ids=has_ids,
-                usage_in_each=usage_in_each,
-            )
+            return ChunkWriter(head, CHAT_SHAPE, generation, extras)
         return PartsWriter(
             head,
             generation,
+            extras,
             is_named=self.form.is_named,
             shows_reasoning=self._shows_reasoning,
-            logprobs=logprobs,
-            has_ids=has_ids,
-            usage_in_each=usage_in_each,
         )
 
     @property

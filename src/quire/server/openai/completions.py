@@ -20,6 +20,7 @@ from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import (
     AnswerHead,
+    ChunkExtras,
     ChunkShape,
     ChunkWriter,
     WholeSample,
@@ -140,15 +141,13 @@ class CompletionAnswer:
     ) -> ChunkWriter:
         n = self.params.n
         logprobs = [self._new_logprobs(echo) for _ in range(n)]
-        return ChunkWriter(
-            head,
-            _SHAPE,
-            echo.generation,
-            logprobs=[each for each in logprobs if each is not None],
-            first_index=number * n,
-            echo=echo.text,
+        extras = ChunkExtras(
+            [each for each in logprobs if each is not None],
             has_ids=bool(self.body.return_token_ids),
             usage_in_each=usage_in_each,
+        )
+        return ChunkWriter(
+            head, _SHAPE, echo.generation, extras, first_index=number * n, echo=echo.text
         )
 
     def _shown(self, delta: SampleDelta) -> SampleDelta:

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from quire.dialect import CallStart, Part, Reasoning, Text
 from quire.dialect.chat import answer_of
 from quire.server.generation.service import Generation, SampleDelta
-from quire.server.openai.answer import AnswerHead, PieceLogprobs, encode
+from quire.server.openai.answer import AnswerHead, ChunkExtras, encode
 from quire.server.openai.usage import usage_of
 
 __all__ = ["ChatMessage", "PartsWriter", "message_of", "reason_of"]
@@ -71,15 +71,12 @@ class PartsWriter:
         self,
         head: AnswerHead,
         generation: Generation,
+        extras: ChunkExtras,
         *,
         is_named: bool,
         shows_reasoning: bool,
-        logprobs: Sequence[PieceLogprobs] = (),
-        has_ids: bool = False,
-        usage_in_each: bool = False,
     ) -> None:
-        """is_named: the calls are of the one tool that the request named. Others as in
-        `ChunkWriter`."""
+        """is_named: the calls are of the one tool that the request named."""
         n, start = generation.params.n, head.event_start()
         self._starts = [start + b'{"index":%d,"delta":' % i for i in range(n)]
         self._has_begun = [False] * n
@@ -88,9 +85,8 @@ class PartsWriter:
         self._generation = generation
         self._is_named = is_named
         self._shows_reasoning = shows_reasoning
-        self._logprobs = logprobs
-        self._has_ids = has_ids
-        self._usage_in_each = usage_in_each
+        self._logprobs, self._has_ids = extras.logprobs, extras.has_ids
+        self._usage_in_each = extras.usage_in_each
 
     def event(self, delta: SampleDelta) -> bytes:
         """Return the chunks of one delta. Log-probabilities and token ids go with the first."""

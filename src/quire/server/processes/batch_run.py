@@ -21,7 +21,7 @@ from quire.errors import EngineError
 from quire.platform.outputs import check_output
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
-from quire.server.batches.runner import BESIDE, BatchCounts, BatchRunner
+from quire.server.batches.runner import BESIDE, BatchCounts, BatchFiles, BatchRunner, LineRules
 from quire.server.generation.backend import Backend
 from quire.server.generation.served_model import core_settings, load_served_model
 from quire.server.requests.limits import Limits
@@ -98,9 +98,8 @@ async def _run(
 ) -> BatchCounts:
     backend = Backend()
     app = create_app(server, backend)
-    new_runner = functools.partial(
-        BatchRunner, app, backend, source, target, max_line_bytes=server.limits.max_body_bytes
-    )
+    files, rules = BatchFiles(source, target), LineRules(server.limits.max_body_bytes)
+    new_runner = functools.partial(BatchRunner, app, backend, files, rules)
     num_lines = new_runner(max_together=1).num_lines  # before the engine starts
     async with host_engine(core_settings(engine), make_supervisor=make_supervisor) as host:
         backend.serve(host.client)

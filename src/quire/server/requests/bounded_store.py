@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.server.requests.databases import open_database
 
-__all__ = ["BoundedStore", "count_rows"]
+__all__ = ["BoundedStore", "BoundedTable", "count_rows"]
 
 _EVICT = """
 DELETE FROM {table} WHERE rowid = (
@@ -19,28 +20,35 @@ DELETE FROM {table} WHERE rowid = (
 _HAS_LESS = "tenant != (SELECT tenant FROM {table} GROUP BY tenant ORDER BY {most} DESC LIMIT 1)"
 
 
+@dataclass(frozen=True, slots=True)
+class BoundedTable:
+    """A table in SQL; its columns have an `id`, a `tenant` and `num_bytes`. order: terms that sort
+    the rows, the first to make room first; `{has_less}` is true for rows of any caller but the one
+    with the most. evicted: columns of deleted rows that are of use."""
+
+    name: str
+    schema: str
+    order: str
+    evicted: str = "id"
+
+
 class BoundedStore:
-    """One table in SQLite: in memory, or, for several fronts, in a file that all share. Its columns
-    have an `id`, a `tenant` and `num_bytes`. The caller with the most loses rows first."""
+    """One table in SQLite: in memory, or, for several fronts, in a file that all share. The caller
+    with the most loses rows first."""
 
     def __init__(
         self,
         path: Path | None,
         clock: Callable[[], float],
+        table: BoundedTable,
         *,
-        schema: str,
-        table: str,
-        order: str,
         max_rows: int,
         max_bytes: int,
-        columns: str = "id",
     ) -> None:
-        """path: file that several fronts share; None for memory. order: SQL terms that sort the
-        rows, the first to make room first; `{has_less}` is true for rows of any caller but the one
-        with the most. columns: columns of deleted rows that `_make_room` returns."""
+        """path: file that several fronts share; None for memory."""
         self._clock = clock
-        self._database = open_database(path, schema, is_lasting=False)
-        self._table, self._order, self._columns = table, order, columns
+        self._database = open_database(path, table.schema, is_lasting=False)
+        self._table = table
         self._max_rows, self._max_bytes = max_rows, max_bytes
 
     def close(self) -> None:
@@ -48,27 +56,28 @@ class BoundedStore:
 
     @property
     def num_kept(self) -> int:
-        return count_rows(self._database, self._table)[0]
+        return count_rows(self._database, self._table.name)[0]
 
     @property
     def num_bytes(self) -> int:
-        return count_rows(self._database, self._table)[1]
+        return count_rows(self._database, self._table.name)[1]
 
     def _make_room(self, spared: tuple[str, str] = ("", "")) -> list[tuple[Any, ...]]:
-        """Delete rows until the bounds hold, and return their `columns`. spared: id and tenant of a
-        row that stays."""
+        """Delete rows until the bounds hold, and return the columns of theirs that are of use.
+        spared: id and tenant of a row that stays."""
+        table = self._table
         deleted: list[tuple[Any, ...]] = []
         while True:
-            count, size = count_rows(self._database, self._table)
+            count, size = count_rows(self._database, self._table.name)
             if count > self._max_rows:
                 most = "count(*)"
             elif size > self._max_bytes:
                 most = "sum(num_bytes)"
             else:
                 return deleted
-            has_less = _HAS_LESS.format(table=self._table, most=most)
-            order = self._order.format(has_less=has_less)
-            evict = _EVICT.format(table=self._table, order=order, columns=self._columns)
+            has_less = _HAS_LESS.format(table=table.name, most=most)
+            order = table.order.format(has_less=has_less)
+            evict = _EVICT.format(table=table.name, order=order, columns=table.evicted)
             rows = self._database.execute(evict, spared).fetchall()
             if not rows:
                 return deleted

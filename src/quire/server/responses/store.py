@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.server.requests.bounded_store import BoundedStore
+from quire.server.requests.bounded_store import BoundedStore, BoundedTable
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE INDEX IF NOT EXISTS by_use ON responses (used_s, num_bytes);
 CREATE INDEX IF NOT EXISTS by_tenant ON responses (tenant, num_bytes);
 """
+_TABLE = BoundedTable("responses", _SCHEMA, f"status IN {_UNFINISHED}, {{has_less}}, used_s, rowid")
 _CHAIN = """
 WITH RECURSIVE chain (previous, size) AS (
     SELECT previous, num_item_bytes FROM responses WHERE id = ? AND tenant = ?
@@ -86,9 +87,7 @@ class ResponseStore(BoundedStore):
         super().__init__(
             path,
             clock,
-            schema=_SCHEMA,
-            table="responses",
-            order=f"status IN {_UNFINISHED}, {{has_less}}, used_s, rowid",
+            _TABLE,
             max_rows=limits.max_stored_responses,
             max_bytes=limits.max_stored_bytes,
         )

@@ -24,7 +24,7 @@ from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.generation.open_images import OpenImages
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.receipts import ReceiptStore
-from quire.server.generation.service import GenerationService
+from quire.server.generation.service import GenerationService, RequestRecords
 from quire.server.generation.vectors import VectorService
 from quire.server.generation.waiting import Party, WaitingRoom
 from quire.server.http.body import BodyReader
@@ -128,11 +128,9 @@ class Services:
             limits,
             self.metrics,
             self.waiting,
-            self._recorder,
             self.prompts,
             OpenImages(settings.api_server_count),
-            memory,
-            self.receipts,
+            RequestRecords(self._recorder, memory, self.receipts),
         )
 
     def files(self) -> BatchStore:

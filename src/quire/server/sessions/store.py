@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quire.server.requests.bounded_store import BoundedStore
+from quire.server.requests.bounded_store import BoundedStore, BoundedTable
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.requests.places import Fields
@@ -35,7 +35,9 @@ CREATE TABLE IF NOT EXISTS sessions (
     PRIMARY KEY (tenant, id)
 );
 """
-
+_TABLE = BoundedTable(
+    "sessions", SESSIONS_SCHEMA, "{has_less}, pinned, used_s", evicted="id, tenant, pinned"
+)
 
 SESSION_COLUMNS = (
     "id, tenant, version, used_s, created_s, expires_s, ttl_s, pinned, num_bytes, body"
@@ -78,12 +80,9 @@ class SessionStore(BoundedStore):
         super().__init__(
             path,
             clock,
-            schema=SESSIONS_SCHEMA,
-            table="sessions",
-            order="{has_less}, pinned, used_s",
+            _TABLE,
             max_rows=limits.max_sessions,
             max_bytes=limits.max_session_bytes,
-            columns="id, tenant, pinned",
         )
         self._session_s = limits.session_s
         self._evicted: list[SessionKey] = []
