@@ -48,12 +48,12 @@ def test_headlines_are_those_of_the_results(heading: str):
 
 
 READINGS = (
-    ("quire", ("quire, bfloat16", "quire, int8", None)),
-    ("quire, 16-bit activations", (None, "quire, int8_a16", None)),
-    ("OpenVINO GenAI", (None, "OpenVINO GenAI, INT8", None)),
-    ("OpenVINO GenAI, activations kept", (None, "OpenVINO GenAI, INT8, exact", None)),
-    ("llama.cpp (8 bits: Q8_0)", (None, "llama.cpp, Q8_0", "llama.cpp, Q4_1")),
-    ("quire, the same files", (None, "quire, Q8_0", "quire, Q4_1")),
+    ("quire", ("quire, bfloat16", "quire, int8", "quire, int4", None)),
+    ("quire, 16-bit activations", (None, "quire, int8_a16", None, None)),
+    ("OpenVINO GenAI", (None, "OpenVINO GenAI, INT8", None, None)),
+    ("OpenVINO GenAI, activations kept", (None, "OpenVINO GenAI, INT8, exact", None, None)),
+    ("llama.cpp (8 bits: Q8_0)", (None, "llama.cpp, Q8_0", None, "llama.cpp, Q4_1")),
+    ("quire, the same files", (None, "quire, Q8_0", None, "quire, Q4_1")),
 )
 """Rows of the table of quality, with the readings of peer_quality.json."""
 
