@@ -60,7 +60,7 @@ LLAMA_CPP = ("Q8_0", "Q4_1", "Q4_0")
 class Sources:
     """file: GGUF file. plain: folder in bfloat16 of the same model. scratch: folder for what is
     made. pythons: interpreters by engine. known: names of readings that are left out.
-    versions: what each other engine says of itself, once it has run."""
+    versions: words of each other engine on itself, once it has run."""
 
     file: Path
     plain: Path
