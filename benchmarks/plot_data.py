@@ -201,12 +201,20 @@ def kv_waste() -> Plot:
 
 
 def peers() -> Plot:
-    """quire beside OpenVINO GenAI and llama.cpp, measured by turns, and beside vLLM's server."""
+    """quire beside OpenVINO GenAI and llama.cpp, measured by turns, and beside vLLM's server. Bars
+    of weights below 16 bits say their quality, that of a cache in 8 bits left out."""
     return Plot("cpu_turns_zen4/quire_int8_kv8.json", (*_openvino(), _llama_cpp(), _vllm_server()))
+
+
+def with_quality(engine: str, reading: str) -> str:
+    """Return the label of an engine, with the loss of quality of one reading of peer_quality.py."""
+    divergence = read_figures("peer_quality.json")[f"{reading}: KL"]
+    return f"{engine} (KL {divergence:.4f})"
 
 
 def _openvino() -> list[Panel]:
     """Prefill and decode apart, on two machines."""
+    readings = {"quire": "quire, int8", "OpenVINO GenAI": "OpenVINO GenAI, INT8"}
     folders = {"Zen 4": "cpu_turns_zen4", "Xeon with AMX": "cpu_turns_amx"}
     engines = {"quire": "quire_int8_kv8.json", "OpenVINO GenAI": "openvino_INT8.json"}
     decodes = {"1": "decode_1_tokens_per_s", "32": "decode_32_tokens_per_s"}
@@ -217,7 +225,7 @@ def _openvino() -> list[Panel]:
             "tokens/s",
             tuple(
                 Series(
-                    label,
+                    with_quality(label, readings[label]),
                     ("prefill", *(f"{number} streams" for number in decodes)),
                     tuple(
                         read_figures(f"{folder}/{file}")[name]
@@ -243,7 +251,7 @@ def _llama_cpp() -> Panel:
 
     def series(engine: str) -> Series:
         values = [figures[f"{start.format(engine)}{name}, tokens/s"] for name in names.values()]
-        return Series(engine, tuple(names), tuple(values))
+        return Series(with_quality(engine, f"{engine}, Q4_1"), tuple(names), tuple(values))
 
     return Panel(
         "Xeon with AMX, SmolLM2 135M in GGUF Q4_1",
@@ -264,7 +272,7 @@ def _vllm_server() -> Panel:
         return Series(engine, tuple(f"{number} streams" for number in streams), tuple(values))
 
     return Panel(
-        "servers on an AMD EPYC, Llama of 12.6 M",
+        "servers on an AMD EPYC, Llama of 12.6 M in 16 bits",
         "streams at once",
         "output tokens/s",
         (series("quire"), series("vLLM")),

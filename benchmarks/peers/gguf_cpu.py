@@ -4,13 +4,15 @@
         [--output FILE]
     python -m benchmarks.peers.gguf_cpu --shapes benchmarks/models/lfm2-1.2b [...]
         --work-dir FOLDER [--types BF16 Q8_0]
+    python -m benchmarks.peers.gguf_cpu MODEL.gguf [...] --quantization int8 int4
 
 Per file: prompt tokens per second of one prompt, output tokens per second of 1, 4 and 16 streams
 that decode together, seconds from the start of a process to its first token of a text, and the
 most memory that the process of the engine held. A file of a shape has random weights and no
 vocabulary, so no text is timed; it is written once and kept. Both engines are open at once, each in
 a process of its own, and take turns run by run, in the reverse order in every second repeat.
-llama.cpp is llama-cpp-python built with GGML_NATIVE=ON; its system line is in the record.
+llama.cpp is llama-cpp-python built with GGML_NATIVE=ON; its system line is in the record. With
+`--quantization` the same file in formats of quire's own takes llama.cpp's place.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import command_line, positive_number
-from benchmarks.peers.engines.engine import EngineOptions
+from benchmarks.peers.engines.engine import AS_STORED, EngineOptions
 from benchmarks.peers.engines.process import EngineProcess
 from benchmarks.peers.engines.random_gguf import KINDS, write_random_gguf
 
@@ -62,18 +64,23 @@ print("first token", flush=True)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine here: its adapter, the interpreter that has it, and that one's environment."""
+    """An engine here: its adapter, the interpreter that has it, and that one's environment.
+    quantization: format to load the file in, None for the file's own."""
 
     name: str
     module: str
     python: str
     environment: Mapping[str, str]
+    quantization: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name if self.quantization is None else f"{self.name}, {self.quantization}"
 
     def open(self, file: Path, threads: int) -> EngineProcess:
-        options = EngineOptions(
-            file, "as stored", threads, max(STREAMS), MAX_MODEL_LEN, file.parent, 0
-        )
-        return EngineProcess(self.name, self.module, options, self.python, self.environment)
+        weights = self.quantization or AS_STORED
+        options = EngineOptions(file, weights, threads, max(STREAMS), MAX_MODEL_LEN, file.parent, 0)
+        return EngineProcess(self.title, self.module, options, self.python, self.environment)
 
     def seconds_to_first_token(self, file: Path, threads: int) -> float:
         command = [self.python, "-c", FIRST_TOKEN[self.name], str(file), str(threads), TEXT]
@@ -110,7 +117,7 @@ def measure(
     threads, repeats = options.threads, options.repeats
     with ExitStack() as stack:
         engines = {
-            peer.name: stack.enter_context(closing(peer.open(file, threads))) for peer in peers
+            peer.title: stack.enter_context(closing(peer.open(file, threads))) for peer in peers
         }
         for name, (prompts, lengths) in runs(options.outputs).items():
             for engine in engines.values():
@@ -123,7 +130,8 @@ def measure(
         for title, engine in engines.items():
             found[f"{title}: peak memory, MiB"] = [engine.peak_bytes() / (1 << 20)]
         settings = {title: engine.settings for title, engine in engines.items()}
-    for repeat in range(repeats if file in options.files else 0):
+    timed = file in options.files and not options.quantization
+    for repeat in range(repeats if timed else 0):
         for peer in peers[:: -1 if repeat % 2 else 1]:
             label = f"{peer.name}: start to first token, s"
             found.setdefault(label, []).append(peer.seconds_to_first_token(file, threads))
@@ -150,6 +158,7 @@ def main() -> None:
         default=sys.executable,
         help="interpreter with llama-cpp-python; LLAMA_CPP_PATH: a folder that has it",
     )
+    parser.add_argument("--quantization", nargs="+", default=[], help="formats of quire's own")
     options = parser.parse_args()
     if options.shapes and options.work_dir is None:
         parser.error("--shapes needs --work-dir, a folder for their files")
@@ -163,12 +172,14 @@ def main() -> None:
     extra = {"OMP_NUM_THREADS": str(options.threads)}
     ours = {**os.environ, **extra}
     theirs = {**ours, "PYTHONPATH": os.environ.get("LLAMA_CPP_PATH", "")}
+    adapters = "benchmarks.peers.engines"
     peers = [
-        Peer("quire", "benchmarks.peers.engines.quire_engine", sys.executable, ours),
-        Peer(
-            "llama.cpp", "benchmarks.peers.engines.llama_cpp_engine", options.llama_python, theirs
-        ),
+        Peer("quire", f"{adapters}.quire_engine", sys.executable, ours, quantization)
+        for quantization in (None, *options.quantization)
     ]
+    if not options.quantization:
+        python = options.llama_python
+        peers.append(Peer("llama.cpp", f"{adapters}.llama_cpp_engine", python, theirs))
     figures: dict[str, Spread] = {}
     engines: dict[str, Any] = {}
     for file in (*options.files, *made):

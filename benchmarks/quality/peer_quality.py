@@ -8,9 +8,10 @@ read the same windows of the text of `perplexity.py`. KL is that of the next tok
 from the checkpoint in float32, in nats per token. quire computes in bfloat16, with activations of 8
 and of 16 bits (a16) in products of integers; OpenVINO with its own precisions, and with
 DYNAMIC_QUANTIZATION_GROUP_SIZE=0 ("exact"), which keeps activations; llama.cpp reads GGUF files
-that it made of the Q4_1 file.
+that it made of the Q4_1 file, and so does quire.
 
-An engine that no `--python` names is left out; figures in `--output` for the same tokens are kept.
+An engine that no `--python` names is left out. `--output` is written after each reading, and what
+it has of the same tokens is kept and not read again. LLAMA_CPP_PATH: a folder that has llama_cpp.
 Nothing is drawn and nothing is timed.
 """
 
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,15 @@ from quire.quantization import QuantizedFormats
 from quire.rendering import Tokenizer
 
 QUIRE = ("bfloat16", "int8", "int4", "int4-g128-sym")
-OPENVINO = ("FP16", "INT8", "INT4")
-LLAMA_CPP = ("Q8_0", "Q4_0")
+OPENVINO = ("INT8", "INT4", "FP16")
+LLAMA_CPP = ("Q8_0", "Q4_1", "Q4_0")
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """file: GGUF file. plain: folder in bfloat16 of the same model. scratch: folder for what is
-    made. pythons: interpreters by engine."""
+    made. pythons: interpreters by engine. known: names of readings that are left out.
+    versions: words of each other engine on itself, once it has run."""
 
     file: Path
     plain: Path
@@ -66,29 +68,43 @@ class Sources:
     windows: Sequence[list[int]]
     readings: Readings
     pythons: dict[str, str]
+    known: frozenset[str] = frozenset()
+    versions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def inputs(self) -> list[list[int]]:
         return [window[:-1] for window in self.windows]
 
+    def expected(self) -> list[torch.Tensor]:
+        """Return log-probabilities of each window, of the checkpoint in float32."""
+        saved = self.scratch / f"exact_{sum(map(len, self.windows))}.pt"
+        if not saved.exists():
+            exact = Widened(self.readings.ops, rounds=False)
+            reader = self.readings.reader(self.plain, "float32", exact)
+            torch.save([reader.log_probabilities(ids) for ids in self.inputs], saved)
+        return torch.load(saved)
+
     def of_quire(self) -> Iterator[tuple[str, Iterator[torch.Tensor]]]:
         """Yield the name of each reading, and log-probabilities of each window."""
         for name in QUIRE:
             for bits in (16,) if name == "bfloat16" else (8, 16):
+                more = "_a16" if bits == 16 and name != "bfloat16" else ""
+                title = title_of("quire", name + more)
+                if title in self.known:
+                    continue
                 ops = self.readings.ops.with_activation_bits(bits)
                 formats = QuantizedFormats(None if name == "bfloat16" else name, ops)
                 reader = self.readings.reader(self.plain, "bfloat16", formats)
-                more = "_a16" if bits == 16 and name != "bfloat16" else ""
-                yield (
-                    title_of("quire", name + more),
-                    (reader.log_probabilities(ids) for ids in self.inputs),
-                )
+                yield title, (reader.log_probabilities(ids) for ids in self.inputs)
 
     def of_openvino(self) -> Iterator[tuple[str, Iterator[torch.Tensor]]]:
         for weights in OPENVINO:
             for exact in (False, True) if weights != "FP16" else (False,):
+                title = title_of("openvino", weights) + (", exact" if exact else "")
+                if title in self.known:
+                    continue
                 output = self.scratch / f"logits_{weights}_{exact}"
-                output.mkdir()
+                output.mkdir(exist_ok=True)
                 request = {
                     "checkpoint": str(self.plain),
                     "converted": str(self.scratch / f"openvino_{weights}"),
@@ -98,19 +114,30 @@ class Sources:
                     "threads": self.readings.threads,
                     "output": str(output),
                 }
-                _ask_openvino(self.pythons["openvino"], request)
-                title = title_of("openvino", weights) + (", exact" if exact else "")
+                answer = _ask_openvino(self.pythons["openvino"], request)
+                self.versions["openvino"] = answer["version"]
                 yield title, self._saved(output)
 
     def of_llama_cpp(self) -> Iterator[tuple[str, Iterator[torch.Tensor]]]:
+        """Yield the readings of llama.cpp, and those of quire of the same files."""
         python = self.pythons["llama_cpp"]
         for weights in LLAMA_CPP:
+            titles = {name: title_of(name, weights) for name in ("quire", "llama_cpp")}
+            if set(titles.values()) <= self.known:
+                continue
             made, output = self.scratch / f"{weights}.gguf", self.scratch / f"logits_{weights}"
-            output.mkdir()
+            output.mkdir(exist_ok=True)
             ask_llama_cpp(python, {"make": [str(self.file), str(made), weights]})
+            if titles["quire"] not in self.known:
+                formats = QuantizedFormats(None, self.readings.ops)
+                reader = self.readings.reader(made, "bfloat16", formats)
+                yield titles["quire"], (reader.log_probabilities(ids) for ids in self.inputs)
+            if titles["llama_cpp"] in self.known:
+                continue
             request = {"logits": str(made), "windows": self.inputs, "output": str(output)}
-            ask_llama_cpp(python, {**request, "threads": self.readings.threads})
-            yield title_of("llama_cpp", weights), self._saved(output)
+            answer = ask_llama_cpp(python, {**request, "threads": self.readings.threads})
+            self.versions["llama_cpp"] = {key: answer[key] for key in ("version", "system")}
+            yield titles["llama_cpp"], self._saved(output)
 
     def _saved(self, folder: Path) -> Iterator[torch.Tensor]:
         """Yield log-probabilities of logits that a process wrote, and delete these."""
@@ -133,15 +160,12 @@ def _ask_openvino(python: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(sources: Sources) -> Iterator[tuple[str, float]]:
-    """Yield KL and perplexity of each reading, by name."""
-    exact = sources.readings.reader(
-        sources.plain, "float32", Widened(sources.readings.ops, rounds=False)
-    )
-    expected = [exact.log_probabilities(ids) for ids in sources.inputs]
+    """Yield KL and perplexity of each reading that is not known, by name."""
+    expected = sources.expected()
     count = sum(map(len, sources.inputs))
-    readings = [sources.of_quire()]
-    readings += [sources.of_openvino()] if "openvino" in sources.pythons else []
+    readings = [sources.of_openvino()] if "openvino" in sources.pythons else []
     readings += [sources.of_llama_cpp()] if "llama_cpp" in sources.pythons else []
+    readings += [sources.of_quire()]
     for each in readings:
         for name, windows in each:
             nats = divergence = 0.0
@@ -156,12 +180,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--output", type=Path, help="write JSON here; other figures are kept")
+    parser.add_argument("--output", type=Path, help="write JSON here; figures in it are kept")
     parser.add_argument("--tokens", type=positive_number, default=4097, help="of the text")
     parser.add_argument("--threads", type=positive_number, default=2)
     parser.add_argument(
         "--python", action="append", default=[], metavar="ENGINE=PATH", help="of another engine"
     )
+    parser.add_argument("--work-dir", type=Path, help="keeps what is made; temporary if unset")
     options = parser.parse_args()
     pythons: dict[str, str] = dict(each.split("=", 1) for each in options.python)
     if not set(pythons) <= {"openvino", "llama_cpp"}:
@@ -178,18 +203,28 @@ def main() -> None:
     workload = {"model": file.name, "text": TEXT.name, "tokens": len(ids), "window": WINDOW}
     before = record_before(options.output, workload)
     figures = {name: Spread(**each) for name, each in before.get("figures", {}).items()}
-    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
-        plain = Path(scratch) / "plain"
-        convert_model(file, plain)
-        sources = Sources(file, plain, Path(scratch), windows, readings, pythons)
+    with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
+        scratch = options.work_dir or Path(temporary)
+        plain = scratch / "plain"
+        if not plain.exists():
+            convert_model(file, plain)
+        known = frozenset(name.rpartition(":")[0] for name in figures)
+        sources = Sources(file, plain, scratch, windows, readings, pythons, known)
+        sources.versions.update(before.get("workload", {}).get("versions", {}))
         for name, value in measure(sources):
             figures[name] = spread_of([value])
             print(f"{name} {value:.5g}", flush=True)
-    if options.output:
-        record = new_record(
-            "peer_quality", command_line(), None, None, seed=0, workload=workload, figures=figures
-        )
-        record.save(options.output)
+            if options.output and name.endswith("perplexity"):
+                record = new_record(
+                    "peer_quality",
+                    command_line(),
+                    None,
+                    None,
+                    seed=0,
+                    workload={**workload, "versions": sources.versions},
+                    figures=figures,
+                )
+                record.save(options.output)
 
 
 if __name__ == "__main__":

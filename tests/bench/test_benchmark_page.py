@@ -47,6 +47,27 @@ def test_headlines_are_those_of_the_results(heading: str):
             assert float(ratio) == pytest.approx(statistics.median(turns), abs=0.006)
 
 
+READINGS = (
+    ("quire", ("quire, bfloat16", "quire, int8", "quire, int4", None)),
+    ("quire, 16-bit activations", (None, "quire, int8_a16", None, None)),
+    ("OpenVINO GenAI", (None, "OpenVINO GenAI, INT8", None, None)),
+    ("OpenVINO GenAI, activations kept", (None, "OpenVINO GenAI, INT8, exact", None, None)),
+    ("llama.cpp (8 bits: Q8_0)", (None, "llama.cpp, Q8_0", None, "llama.cpp, Q4_1")),
+    ("quire, the same files", (None, "quire, Q8_0", None, "quire, Q4_1")),
+)
+"""Rows of the table of quality, with the readings of peer_quality.json."""
+
+
+def test_qualities_are_those_of_the_results():
+    """Turns red when the readings are measured again and the page is not, or a row is lost."""
+    found = json.loads((RESULTS / "peer_quality.json").read_text(encoding="utf-8"))["figures"]
+    table = rows("Quality of the formats")
+    assert [name for name, _ in table] == [name for name, _ in READINGS]
+    for (_, cells), (_, readings) in zip(table, READINGS, strict=True):
+        divergences = (name and f"{found[f'{name}: KL']['median']:.4f}" for name in readings)
+        assert cells == [each or "" for each in divergences]
+
+
 def scripts() -> list[Path]:
     """The Python files of the folders by subject; a GPU's parts are one script."""
     found = (ROOT / "benchmarks").glob("*/*.py")

@@ -444,6 +444,28 @@ def test_a_random_file_is_a_model(shape: str, kind: str, tmp_path: Path) -> None
     assert ((found - wanted).view(256, -1, 32).abs() <= bound).all()
 
 
+def test_a_file_takes_turns_with_itself_in_other_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns red when the file is not quantized, or figures of two formats share a name."""
+    config = json.loads((ROOT / "benchmarks/models/lfm2-1.2b/config.json").read_text())
+    config |= {"vocab_size": 20_224} | SHRUNK["lfm2-1.2b"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    record = tmp_path / "record.json"
+    command = ["gguf_cpu.py", "--shapes", str(tmp_path), "--work-dir", str(tmp_path)]
+    command += ["--types", "Q8_0", "--quantization", "int8", "--outputs", "4", "--repeats", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--threads", "1", "--output", str(record)])
+    importlib.import_module("benchmarks.peers.gguf_cpu").main()
+    found = json.loads(record.read_text())
+    name = f"{tmp_path.name}-Q8_0.gguf"
+    settings = found["workload"]["engines"][name]
+    assert list(settings) == ["quire", "quire, int8"]
+    assert settings["quire, int8"]["quantization"] == "int8"
+    assert "quantization" not in settings["quire"]
+    rates = [f"{name}, {title}: decode, 4 streams, tokens/s" for title in settings]
+    assert all(found["figures"][rate]["median"] > 0 for rate in rates)
+
+
 def test_a_shape_without_a_name_in_files_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     module = importlib.import_module("benchmarks.peers.engines.random_gguf")
     with pytest.raises(ValueError, match="model_type 'qwen3' is not one of lfm2"):

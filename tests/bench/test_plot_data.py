@@ -44,6 +44,18 @@ def test_every_plot_is_drawn_and_shown(plot_data: Any) -> None:
     assert all(f"(plots/{name}.svg)" in text for name in NAMES)
 
 
+def test_bars_of_few_bits_say_their_quality(plot_data: Any) -> None:
+    """Turns red when a bar of an engine with rounded weights lacks its own quality."""
+    *few, _ = plot_data.PLOTS["peers"]().panels
+    figures = plot_data.read_figures("peer_quality.json")
+    for panel in few:
+        kind = "INT8" if "8-bit" in panel.title else "Q4_1"
+        for series in panel.series:
+            engine = series.label.partition(" (")[0]
+            ours = "int8" if kind == "INT8" and engine == "quire" else kind
+            assert series.label == f"{engine} (KL {figures[f'{engine}, {ours}: KL']:.4f})"
+
+
 def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
     """Turns red when results are committed without drawing their plots again: bars carry their
     values as text."""
@@ -52,4 +64,5 @@ def test_a_drawing_shows_the_numbers_of_the_results(plot_data: Any) -> None:
         for panel in plot_data.PLOTS[name]().panels:
             for series in panel.series:
                 shows = all(f">{plot_data.shown(value)}<" in drawing for value in series.y)
+                shows &= len(panel.series) == 1 or f">{series.label}<" in drawing
                 assert shows, f"{name}.svg is old: python -m benchmarks.plots, with quire[plots]"

@@ -12,10 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Engine", "EngineOptions", "Moment", "Timeline", "UnavailableError", "run_requests"]
+__all__ = [
+    "AS_STORED",
+    "Engine",
+    "EngineOptions",
+    "Moment",
+    "Timeline",
+    "UnavailableError",
+    "run_requests",
+]
 
 MAX_IDLE_STEPS = 10_000
 """Steps without a new token after which a run is given up."""
+AS_STORED = "as stored"
+"""Weights of a file in its own format."""
 
 
 class UnavailableError(Exception):
@@ -24,10 +34,11 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """model: folder with a config.json, or a GGUF file. weights: a format that the engine names,
-    which does not count for a file. work_dir: folder of converted models. max_num_seqs requests of
-    max_model_len tokens must fit at once. widen_16_bits: compute with 16-bit weights in float32, as
-    on a processor that has no products of bfloat16, though this one has."""
+    """model: folder with a config.json, or a GGUF file. weights: a format that the engine names;
+    for a file AS_STORED, or a format that quire quantizes it to. work_dir: folder of converted
+    models. max_num_seqs requests of max_model_len tokens must fit at once. widen_16_bits: compute
+    with 16-bit weights in float32, as on a processor that has no products of bfloat16, though this
+    one has."""
 
     model: Path
     weights: str

@@ -1,8 +1,8 @@
 """Convert the random checkpoint for OpenVINO: arguments MODEL FOLDER FORMAT SEED.
 
-FP16 and BF16 keep 16 bits. INT8 has one scale per output channel, INT4 one per 128 weights; both
-are symmetric and of every layer, but the tied embedding has 8 bits under INT4 as well, with a scale
-and a zero point per output channel.
+FP16 and BF16 keep 16 bits. INT8 has one scale per output channel, INT4 one per 128 weights, or per
+64 where 128 do not divide the inputs. Both are symmetric and of every layer, but the tied embedding
+has 8 bits under INT4 as well, with a scale and a zero point per output channel.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def convert(checkpoint: Path, folder: Path, weights: str) -> None:
     """Leave nothing under the folder's name unless all of it is there."""
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-    config = {
-        "FP16": None,
-        "BF16": None,
-        "INT8": OVWeightQuantizationConfig(bits=8, sym=True),
-        "INT4": OVWeightQuantizationConfig(bits=4, sym=True, group_size=INT4_GROUP, ratio=1.0),
-    }[weights]
+    config = None
+    if weights == "INT8":
+        config = OVWeightQuantizationConfig(bits=8, sym=True)
+    elif weights == "INT4":
+        config = OVWeightQuantizationConfig(
+            bits=4, sym=True, group_size=INT4_GROUP, ratio=1.0, group_size_fallback="adjust"
+        )
     converted = OVModelForCausalLM.from_pretrained(
         str(checkpoint),
         export=True,

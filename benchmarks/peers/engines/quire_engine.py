@@ -11,7 +11,7 @@ from quire.config import env
 env.limit_spinning()  # as the engine does, before torch starts its threads
 
 import numpy as np  # noqa: E402
-from benchmarks.peers.engines.engine import EngineOptions, UnavailableError  # noqa: E402
+from benchmarks.peers.engines.engine import AS_STORED, EngineOptions, UnavailableError  # noqa: E402
 
 import quire  # noqa: E402
 from quire.bench.throughput import exact_params  # noqa: E402
@@ -81,6 +81,8 @@ class QuireEngine:
         if options.is_gguf:
             more = ""
             del chosen["num_kv_blocks"]  # layers with windows have blocks of their own
+            if weights != AS_STORED:
+                chosen["quantization"] = weights
         elif weights in ("bfloat16", "float16", "float32"):
             chosen["dtype"] = weights
         else:
