@@ -28,7 +28,7 @@ class KernelBuildHook(BuildHookInterface[Any]):
             return
         root = Path(self.root)
         for name in _PLATFORM_FILES:
-            _load(f"quire.platform.{name}", root / f"src/quire/platform/{name}.py")
+            _load(f"quire.base.platform.{name}", root / f"src/quire/base/platform/{name}.py")
         build = _load("quire_kernel_build", root / _BUILD_FILE)
         try:
             libraries = build.compile_kernels(

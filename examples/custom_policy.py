@@ -9,8 +9,8 @@ The engine imports `package.module:Class` and calls it without arguments.
 from __future__ import annotations
 
 from quire import LLM, SamplingParams
-from quire.scheduler import KeyedPolicy
-from quire.scheduler.sequence import SequenceGroup
+from quire.plan.scheduler import KeyedPolicy
+from quire.plan.scheduler.sequence import SequenceGroup
 
 UNLIMITED = 10**6
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from quire import LLM, CompletionOutput, SamplingParams
-from quire.bench.record import new_record, spread_of
+from quire.entrypoints.bench.record import new_record, spread_of
 from quire.training import PolicyModel, sampled_log_probs
 
 QUESTIONS = (

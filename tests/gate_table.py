@@ -44,8 +44,8 @@ class Gate:
 
 def _compile_all_sets() -> int:
     """Compile each set for this architecture somewhere else, and return how many there are."""
+    from quire.base.platform import detect_platform
     from quire.ops.compile import ISAS, CompileError, compile_kernels
-    from quire.platform import detect_platform
 
     architecture = detect_platform().cpu.architecture
     wanted = {isa.name for isa in ISAS if architecture in isa.architectures}
@@ -82,15 +82,21 @@ TYPED_PACKAGES = (
 )
 COMPILING = (
     *("src/quire/ops/csrc/**", "src/quire/ops/compile/**"),
-    *("src/quire/platform/cgroups.py", "src/quire/platform/cpu.py"),
+    *("src/quire/base/platform/cgroups.py", "src/quire/base/platform/cpu.py"),
 )
 KERNELS = (
     "src/quire/ops/**",
-    *(f"src/quire/platform/{name}.py" for name in ("__init__", "amd", "cgroups", "cpu", "facts")),
-    *(f"src/quire/platform/{name}.py" for name in ("gpu", "gpu_facts", "nvml", "shared_region")),
-    "src/quire/platform/torch_build.py",
-    *(f"src/quire/distributed/{name}.py" for name in ("__init__", "collectives", "plain")),
-    "src/quire/errors.py",
+    *(
+        f"src/quire/base/platform/{name}.py"
+        for name in ("__init__", "amd", "cgroups", "cpu", "facts")
+    ),
+    *(
+        f"src/quire/base/platform/{name}.py"
+        for name in ("gpu", "gpu_facts", "nvml", "shared_region")
+    ),
+    "src/quire/base/platform/torch_build.py",
+    *(f"src/quire/ops/distributed/{name}.py" for name in ("__init__", "collectives", "plain")),
+    "src/quire/base/errors.py",
     "src/quire/config/env.py",
     "src/quire/config/kv_layout.py",
     "src/quire/config/model_spec.py",
@@ -107,8 +113,16 @@ KERNELS = (
 )
 MODELS = (
     *KERNELS,
-    *("src/quire/models/*.py", "src/quire/models/generic/**", "src/quire/models/hybrid/**"),
-    *("src/quire/layers/**", "src/quire/attention/**", "src/quire/quantization/**"),
+    *(
+        "src/quire/compute/models/*.py",
+        "src/quire/compute/models/generic/**",
+        "src/quire/compute/models/hybrid/**",
+    ),
+    *(
+        "src/quire/compute/layers/**",
+        "src/quire/compute/attention/**",
+        "src/quire/compute/quantization/**",
+    ),
     *(
         f"src/quire/config/media/{name}.py"
         for name in (
@@ -121,14 +135,18 @@ MODELS = (
             "siglip",
         )
     ),
-    "src/quire/models/towers/**",
+    "src/quire/compute/models/towers/**",
     *("src/quire/config/families/**", "src/quire/config/packed/**", "src/quire/config/gguf/**"),
     *(
         f"src/quire/config/{name}.py"
         for name in ("__init__", "checkpoint", "generation", "hf", "hub", "rope", "sentence")
     ),
     *(f"src/quire/protocol/{name}.py" for name in ("codec", "grammar", "sampling_params")),
-    *("src/quire/protocol/parameters/**", "src/quire/platform/**", "src/quire/foreign.py"),
+    *(
+        "src/quire/protocol/parameters/**",
+        "src/quire/base/platform/**",
+        "src/quire/base/foreign.py",
+    ),
     *("tests/models/families.py", "tests/models/family_bases.py", "tests/models/harness.py"),
 )
 OPERATIONS = (
@@ -138,17 +156,17 @@ OPERATIONS = (
 )
 """Files of operations that `config` reads."""
 SCHEDULING = (
-    *("src/quire/scheduler/**", "src/quire/kv_cache/**", "src/quire/speculation/**"),
-    *("src/quire/config/**", "src/quire/protocol/**", "src/quire/platform/**"),
-    *("src/quire/hooks/**", "src/quire/telemetry/**", "src/quire/grammar/**"),
-    *("src/quire/bundled/**", "src/quire/rendering/**", "src/quire/executor/base.py"),
+    *("src/quire/plan/scheduler/**", "src/quire/plan/kv_cache/**", "src/quire/plan/speculation/**"),
+    *("src/quire/config/**", "src/quire/protocol/**", "src/quire/base/platform/**"),
+    *("src/quire/hooks/**", "src/quire/base/telemetry/**", "src/quire/plan/grammar/**"),
+    *("src/quire/bundled/**", "src/quire/text/rendering/**", "src/quire/compute/executor/base.py"),
     *(f"src/quire/engine/core/{name}.py" for name in ("adapters", "engine_core", "pin_list")),
     *(f"src/quire/engine/core/{name}.py" for name in ("hook_runner", "hook_session")),
     *(f"src/quire/engine/core/{name}.py" for name in ("event_publisher", "moving_blocks")),
-    *(f"src/quire/runner/{name}.py" for name in ("drafts", "halves", "pooling", "rows")),
-    *("src/quire/executor/__init__.py", "src/quire/worker/recovery.py"),
+    *(f"src/quire/compute/runner/{name}.py" for name in ("drafts", "halves", "pooling", "rows")),
+    *("src/quire/compute/executor/__init__.py", "src/quire/compute/worker/recovery.py"),
     *OPERATIONS,
-    *("src/quire/__init__.py", "src/quire/errors.py", "src/quire/foreign.py"),
+    *("src/quire/__init__.py", "src/quire/base/errors.py", "src/quire/base/foreign.py"),
     *("tests/engine/fake_engine.py", "tests/executor/fake*.py", "tests/conftest.py"),
     *("tests/pairs.py", "tests/profiles.py", "tests/waiting.py"),
 )
@@ -228,8 +246,8 @@ GATES = (
             *("tests/models/test_tensor_parallel.py", "tests/models/test_batch_bits.py"),
         ),
         (
-            *(*MODELS, "src/quire/bundled/**", "src/quire/telemetry/kv_events.py"),
-            *("src/quire/worker/weight_stash.py", "tests/models/ranks.py"),
+            *(*MODELS, "src/quire/bundled/**", "src/quire/base/telemetry/kv_events.py"),
+            *("src/quire/compute/worker/weight_stash.py", "tests/models/ranks.py"),
         ),
         ("compiler", "torch", "numpy", "transformers"),
         sets=True,
@@ -251,11 +269,11 @@ GATES = (
         "rendering",
         ("tests/rendering/test_*.py",),
         (
-            *("src/quire/rendering/**", "src/quire/config/**", "src/quire/protocol/**"),
-            *("src/quire/bundled/**", "src/quire/foreign.py", "src/quire/errors.py"),
-            *(f"src/quire/dialect/{name}.py" for name in ("harmony", "spec", "tools")),
-            *("src/quire/server/generation/history.py", "src/quire/platform/**"),
-            *(*OPERATIONS, "src/quire/telemetry/**", "src/quire/__init__.py"),
+            *("src/quire/text/rendering/**", "src/quire/config/**", "src/quire/protocol/**"),
+            *("src/quire/bundled/**", "src/quire/base/foreign.py", "src/quire/base/errors.py"),
+            *(f"src/quire/text/dialect/{name}.py" for name in ("harmony", "spec", "tools")),
+            *("src/quire/server/generation/history.py", "src/quire/base/platform/**"),
+            *(*OPERATIONS, "src/quire/base/telemetry/**", "src/quire/__init__.py"),
             *("tests/rendering/**", "tests/gguf_*.py", "tests/dialect/chat_templates.py"),
             *("tests/real/inputs.py", "tests/profiles.py", "tests/pairs.py", "tests/conftest.py"),
         ),

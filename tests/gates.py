@@ -126,7 +126,7 @@ def this_processor() -> tuple[str, str, tuple[str, ...]]:
     """Return the name of the processor, its vendor, and the kernel sets that it runs."""
     sys.path.insert(0, str(ROOT / "src"))  # before an installation too
     try:
-        from quire.platform.cpu import detect_cpu
+        from quire.base.platform.cpu import detect_cpu
     finally:
         del sys.path[0]
 
@@ -234,8 +234,8 @@ def _now(gate: Gate, digest: str, tests: int, seconds: float) -> Proof:
 
 def _sets_that_ran() -> tuple[str, ...]:
     """Return the kernel sets that are compiled and that this processor runs."""
+    from quire.base.platform import detect_platform
     from quire.ops.native.binding import see_kernels
-    from quire.platform import detect_platform
 
     return see_kernels(detect_platform()).kernels
 

@@ -50,9 +50,9 @@ def write_copy(toy: Toy, folder: Path) -> None:
 _PARAMETER = Toy(
     "repetition_penalty",
     """
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol import SamplingParams
-from quire.sampling import reference
+from quire.compute.sampling import reference
 from tests.sampling.rows import sample_one
 from tests.server.running import bundled_front, running_server
 from tests.waiting import PatientClient
@@ -79,7 +79,7 @@ with running_server(bundled_front()) as server, PatientClient(base_url=server.ur
         assert schema[kind]["properties"]["highest_id"]["anyOf"][0]["minimum"] == 0
 
 import argparse
-from quire.cli.flags.sampling import add_sampling_flags, given_sampling
+from quire.entrypoints.cli.flags.sampling import add_sampling_flags, given_sampling
 parser = argparse.ArgumentParser()
 add_sampling_flags(parser)
 assert given_sampling(parser.parse_args(["--highest-id", "7"])) == {"highest_id": 7}
@@ -94,7 +94,7 @@ assert given_sampling(parser.parse_args(["--highest-id", "7"])) == {"highest_id"
                 "    )\n",
             ),
         ),
-        "src/quire/sampling/edits.py": (
+        "src/quire/compute/sampling/edits.py": (
             (
                 "    edits = RowEdits(\n",
                 "    if params.highest_id is not None:\n"
@@ -102,7 +102,7 @@ assert given_sampling(parser.parse_args(["--highest-id", "7"])) == {"highest_id"
                 "                   if i <= params.highest_id]\n",
             ),
         ),
-        "src/quire/sampling/reference.py": (
+        "src/quire/compute/sampling/reference.py": (
             (
                 "    if params.allowed_token_ids is not None and",
                 "    if params.highest_id is not None and token_id > params.highest_id:\n"
@@ -222,11 +222,11 @@ config = {
         ),
     },
     {
-        "src/quire/models/toy.py": '''"""MPT whose tensors have other names."""
+        "src/quire/compute/models/toy.py": '''"""MPT whose tensors have other names."""
 
 from dataclasses import replace
 
-from quire.models.mpt import WEIGHTS, MPTModel
+from quire.compute.models.mpt import WEIGHTS, MPTModel
 
 __all__ = ["ToyModel"]
 
@@ -248,7 +248,8 @@ def read_toy(raw: RawConfig, dtype: str) -> ModelSpec:
     return read_mpt(raw.with_defaults({"expansion_ratio": 2}), dtype)
 
 
-FAMILIES = (Family("Toy", "quire.models.toy:ToyModel", "toy", {"ToyForCausalLM": read_toy}),)
+MODEL = "quire.compute.models.toy:ToyModel"
+FAMILIES = (Family("Toy", MODEL, "toy", {"ToyForCausalLM": read_toy}),)
 ''',
     },
 )
@@ -288,7 +289,7 @@ assert len(output.outputs[0].token_ids) == 5
     {
         "src/quire/config/packed/settings.py": (
             (
-                "from quire.errors import",
+                "from quire.base.errors import",
                 "from quire.config.packed.toy.scheme import FORMAT as TOY\n",
             ),
             ("    SQUEEZELLM,\n", "    TOY,\n"),
@@ -360,7 +361,7 @@ _OPERATION = Toy(
     """
 import torch
 from quire.ops import ALL_OPS, build_op_set
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 ops = build_op_set(detect_platform())
 assert ops.chosen["toy"] == "numpy", ops.chosen["toy"]
@@ -442,7 +443,7 @@ _POLICY = Toy(
     "srtf",
     """
 from quire import LLM, SamplingParams
-from quire.scheduler.policies import Toy
+from quire.plan.scheduler.policies import Toy
 
 assert Toy.__name__ == "Toy"
 with LLM(quiet=True, scheduling_policy="toy", max_num_seqs=1) as llm:
@@ -452,26 +453,26 @@ ends = [output.metrics.last_token_ts for output in outputs]
 assert ends[1] < ends[0]
 """,
     {
-        "src/quire/scheduler/policies/make.py": (
+        "src/quire/plan/scheduler/policies/make.py": (
             (
-                "from quire.scheduler.policies.two_level",
-                "from quire.scheduler.policies.toy import Toy\n",
+                "from quire.plan.scheduler.policies.two_level",
+                "from quire.plan.scheduler.policies.toy import Toy\n",
             ),
             ('    "fair": lambda', '    "toy": lambda _: Toy(),\n'),
         ),
-        "src/quire/scheduler/policies/__init__.py": (
+        "src/quire/plan/scheduler/policies/__init__.py": (
             (
-                "from quire.scheduler.policies.two_level",
-                "from quire.scheduler.policies.toy import Toy\n",
+                "from quire.plan.scheduler.policies.two_level",
+                "from quire.plan.scheduler.policies.toy import Toy\n",
             ),
             ('    "TwoLevel",\n', '    "Toy",\n'),
         ),
         "src/quire/config/settings.py": (('"two_level", "fair")\n', '"toy", '),),
     },
     {
-        "src/quire/scheduler/policies/toy.py": '''"""Longest answers first."""
+        "src/quire/plan/scheduler/policies/toy.py": '''"""Longest answers first."""
 
-from quire.scheduler.policies.keyed import KeyedPolicy
+from quire.plan.scheduler.policies.keyed import KeyedPolicy
 
 __all__ = ["Toy"]
 
@@ -503,10 +504,10 @@ with LLM(quiet=True, skip_tokenizer_init=True, dtype="float32", **settings) as l
             ("    kv = KVManager(\n", "    from tests.kv_cache.fake_source import FakeSource\n\n"),
             ("        keeps_evicted=", "        sources=[FakeSource(1, 100)],\n"),
         ),
-        "src/quire/kv_transfer/tiers.py": (
+        "src/quire/compute/kv_transfer/tiers.py": (
             (
                 "    return Tiers(HostPages(copies))\n",
-                """    from quire.kv_transfer.block_copies import DirectCopies
+                """    from quire.compute.kv_transfer.block_copies import DirectCopies
 
     toy = HostPages(DirectCopies(copies._pages, 100, copies._swap_blocks))
     return Tiers(HostPages(copies), toy)

@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from quire.compute.models.loader import read_packed
+from quire.compute.quantization import StoredMatrix
 from quire.config.packed import PackedLayout
-from quire.models.loader import read_packed
-from quire.quantization import StoredMatrix
 
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]

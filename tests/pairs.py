@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from quire.platform import Platform, detect_platform
+from quire.base.platform import Platform, detect_platform
 from tests.profiles import SCALE
 
 __all__ = ["BY_PAIRS", "LAWS_BY_PAIRS", "cover", "pairs_of"]

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 import pytest
 
+from quire.base.platform import CpuFacts
+from quire.base.platform.cpu import HIDDEN_FLAGS_VARIABLE
 from quire.config.env import KERNEL_FLAGS
 from quire.ops.compile import ISAS
-from quire.platform import CpuFacts
-from quire.platform.cpu import HIDDEN_FLAGS_VARIABLE
 
 __all__ = ["PROCESSORS", "on_each_processor", "pretend_processor"]
 

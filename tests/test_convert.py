@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
 from quire.config import read_checkpoint, read_model_spec
 from quire.config.quantization import rotation_of, shared_rotation
 from quire.config.sentence import read_sentence_settings
 from quire.engine.convert import convert_model
-from quire.errors import ConfigError
+from quire.entrypoints.cli.main import main
 from tests.encoder_writer import write_sentence_files
 from tests.gguf_tokenizer import tokenizer_metadata
 from tests.gguf_writer import gguf_metadata, gguf_tensors, write_gguf
@@ -184,7 +184,7 @@ def test_rotations_are_named_by_module(tmp_path: Path) -> None:
 
 def test_large_models_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_pair(tmp_path, None, lambda _: None)[1]
-    monkeypatch.setattr("quire.models.convert.SHARD_BYTES", 100_000)
+    monkeypatch.setattr("quire.compute.models.convert.SHARD_BYTES", 100_000)
     out = tmp_path / "out"
     convert_model(source, out)
     files = sorted(path.name for path in out.glob("*.safetensors"))
@@ -211,7 +211,7 @@ def test_nothing_stays_of_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("quire.models.convert.save_file", full)
+    monkeypatch.setattr("quire.compute.models.convert.save_file", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         convert_model(source, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "plain"]

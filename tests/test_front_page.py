@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quire.cli.main import COMMANDS
+from quire.base.platform.gpu import MIN_CAPABILITY
+from quire.compute.models.registry import ARCHITECTURES
 from quire.config.env import CPU_ISAS, GPU_KERNELS
 from quire.config.families import SUPPORTED_ARCHITECTURES
 from quire.config.packed.settings import METHODS
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.settings import SCHEDULING_POLICIES, setting_fields
-from quire.models.registry import ARCHITECTURES
-from quire.platform.gpu import MIN_CAPABILITY
+from quire.entrypoints.cli.main import COMMANDS
 from quire.protocol.grammar import GrammarKind
 
 ROOT = Path(__file__).parents[1]

@@ -57,8 +57,8 @@ def test_tokens_and_answers_are_those_of_the_folder(file: Path, quantization: st
 
 def test_only_some_rows_are_in_float32_at_a_time(file: Path) -> None:
     """Slices of rows together are the whole tensor."""
+    from quire.compute.quantization.gguf import GGUFReader, reader
     from quire.config import read_checkpoint
-    from quire.quantization.gguf import GGUFReader, reader
 
     info = read_checkpoint(file).tensors["model.layers.0.self_attn.q_proj.weight"]
     assert info.gguf is not None
@@ -74,8 +74,8 @@ def test_only_some_rows_are_in_float32_at_a_time(file: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells the pages held")
 def test_a_tensor_that_was_loaded_holds_no_memory(file: Path) -> None:
     """The pages of the file leave this process, and a later read finds the same bytes."""
+    from quire.compute.quantization.gguf import GGUFReader
     from quire.config import read_checkpoint
-    from quire.quantization.gguf import GGUFReader
 
     def held() -> int:
         return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.scheduler import KeyedPolicy
-from quire.scheduler.sequence import SequenceGroup
+from quire.plan.scheduler import KeyedPolicy
+from quire.plan.scheduler.sequence import SequenceGroup
 from tests.how_to_toys import TOYS, write_copy
 
 ROOT = Path(__file__).parents[1]

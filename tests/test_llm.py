@@ -27,7 +27,7 @@ from quire import (
     SchedulingParams,
 )
 from quire.bundled import bundled_model_path
-from quire.scheduler import KeyedPolicy, SequenceGroup
+from quire.plan.scheduler import KeyedPolicy, SequenceGroup
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -353,7 +353,7 @@ def test_a_script_may_end_without_shutdown() -> None:
     """Fault: the thread that asks Ray for lost hosts ended with a traceback."""
     code = (
         "import atexit, time\n"
-        "from quire.executor.ray.group import RayRankGroup\n"
+        "from quire.compute.executor.ray.group import RayRankGroup\n"
         "class Placed:\n"
         "    def ended(self): return ''\n"
         "    def end(self): print('ended')\n"

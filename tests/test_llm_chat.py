@@ -16,8 +16,8 @@ from quire import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from quire.dialect import find_dialect
 from quire.outputs import ChatAnswer
+from quire.text.dialect import find_dialect
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 

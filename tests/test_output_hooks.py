@@ -27,7 +27,7 @@ from quire.hooks import (
 )
 from quire.protocol import FinishReason
 from quire.protocol.status import EngineState
-from quire.rendering.tokenizer import Tokenizer
+from quire.text.rendering.tokenizer import Tokenizer
 from tests.engine.process_harness import (
     Collected,
     ask,
@@ -349,7 +349,7 @@ def test_a_core_of_another_process_loads_hooks_and_replays_continue(plain: LLM) 
 
 
 def test_hooks_that_cannot_be_loaded_stop_the_start() -> None:
-    from quire.errors import ConfigError
+    from quire.base.errors import ConfigError
 
     for bad, sentence in (
         ("no_such_module_anywhere:x", "cannot be loaded"),

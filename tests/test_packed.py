@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.cli.main import main
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.entrypoints.cli.main import main
 from tests.engine.test_captured import captured_forward, recorded
 from tests.engine.test_laws import has_kernels
 from tests.packed_writer import FORMATS, Written, all_but_head, write_pair

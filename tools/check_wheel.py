@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = "quire/server/ui"
 UI = ROOT / "src" / PAGE
 FILES = (
-    *("quire/py.typed", "quire/bundled/MODEL_CARD.md", "quire/cli/main.py"),
+    *("quire/py.typed", "quire/bundled/MODEL_CARD.md", "quire/entrypoints/cli/main.py"),
     *(f"{PAGE}/{path.relative_to(UI)}" for path in sorted(UI.rglob("*.*"))),
 )
 KERNELS = "src/quire/ops/_lib"

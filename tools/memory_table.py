@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
+from quire.base.platform import CpuFacts, Platform
 from quire.config import ModelSpec, read_model_spec
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.plan import weight_bytes
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.platform import CpuFacts, Platform
 
 PAGE = Path(__file__).parents[1] / "docs" / "models-by-memory.md"
 GIB = 2**30

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.base.platform import detect_platform
 from quire.ops.native.binding import see_kernels
-from quire.platform import detect_platform
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,63 +42,63 @@ class Fault:
 FAULTS = (
     Fault(
         "a length limit is one token late",
-        "scheduler/results.py",
+        "plan/scheduler/results.py",
         "has_room = len(token_ids) < group.max_total_tokens",
         "has_room = len(token_ids) <= group.max_total_tokens",
         ("tests/scheduler",),
     ),
     Fault(
         "rows that draw nothing count a token",
-        "scheduler/scheduler.py",
+        "plan/scheduler/scheduler.py",
         "table.num_total[reached] += table.draws[reached]",
         "table.num_total[reached] += 1",
         ("tests/scheduler", "tests/engine/test_pooling_laws.py"),
     ),
     Fault(
         "the newest cached block is evicted first",
-        "kv_cache/pool.py",
+        "plan/kv_cache/pool.py",
         "islice(self._cached, count)",
         "islice(reversed(self._cached), count)",
         ("tests/kv_cache",),
     ),
     Fault(
         "block names of tenants are equal",
-        "kv_cache/hashing.py",
+        "plan/kv_cache/hashing.py",
         'f"{self._weights_version}\\0{salt}"',
         'f"{self._weights_version}\\0"',
         ("tests/kv_cache", "tests/engine/test_block_names.py"),
     ),
     Fault(
         "a hit may need a window's block that is gone",
-        "kv_cache/prefix_lookup.py",
+        "plan/kv_cache/prefix_lookup.py",
         "for i in range(group.blocks_for(num_tokens) - 1, first - 1, -1):",
         "for i in range(group.blocks_for(num_tokens) - 1, first, -1):",
         ("tests/kv_cache", "tests/engine/test_prefix_index.py"),
     ),
     Fault(
         "stops are banned for one token too many",
-        "sampling/edits.py",
+        "compute/sampling/edits.py",
         "if output_ids.size < edits.min_tokens:",
         "if output_ids.size <= edits.min_tokens:",
         ("tests/sampling",),
     ),
     Fault(
         "repetition is not punished over the prompt",
-        "sampling/edits.py",
+        "compute/sampling/edits.py",
         "seen = np.concatenate((prompt_ids, output_ids))",
         "seen = np.asarray(output_ids)",
         ("tests/sampling",),
     ),
     Fault(
         "a row that has left goes on computing",
-        "runner/rows.py",
+        "compute/runner/rows.py",
         "self.standing[plan.leave] = 0",
         "self.standing[plan.leave] = 1",
         ("tests/runner", "tests/engine/test_fake_laws.py"),
     ),
     Fault(
         "late input of failed rows is never dropped",
-        "runner/late.py",
+        "compute/runner/late.py",
         "if known < step_id]:",
         "if known < 0]:",
         ("tests/runner",),
@@ -119,14 +119,14 @@ FAULTS = (
     ),
     Fault(
         "an included stop string is left out",
-        "rendering/stop.py",
+        "text/rendering/stop.py",
         "text[: end if self._include else end - len(stop)]",
         "text[: end - len(stop)]",
         ("tests/rendering",),
     ),
     Fault(
         "a look-up ignores tokens in flight",
-        "speculation/ngram.py",
+        "plan/speculation/ngram.py",
         "return guess[num_in_flight:]",
         "return guess",
         ("tests/speculation",),

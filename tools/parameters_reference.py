@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.cli.flags.fields import as_flag
+from quire.entrypoints.cli.flags.fields import as_flag
 from quire.protocol.parameters.declaration import MAX_INT, Declared
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 

@@ -24,7 +24,7 @@ import numpy as np
 from tests.models.families import CASES, write_checkpoint
 
 from quire import LLM, BeamSearchParams, SamplingParams
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 FAMILIES = ("qwen2-mixed", "mistral-window", "gemma2", "opt")
 FORMATS: tuple[dict[str, Any], ...] = (

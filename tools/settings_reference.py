@@ -10,8 +10,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from quire.cli.flags.fields import as_flag
 from quire.config.settings import ALIASES, SECTIONS
+from quire.entrypoints.cli.flags.fields import as_flag
 from quire.server.settings import ServerSettings
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "settings.md"

@@ -5,7 +5,8 @@
 By the definition of Kwon et al. 2023 (PagedAttention, section 6.3, figure 15): blocks saved over
 blocks without sharing, over all steps of a run. Real engine with the bundled model; prompts are its
 own text (which beams branch on as on natural text), all different, with lengths like those of two
-data sets (`quire.bench.lengths`). Outputs have their full length, as ends would shorten some.
+data sets (`quire.entrypoints.bench.lengths`). Outputs have their full length, as ends would shorten
+some.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 from benchmarks.arguments import command_line
 
 from quire import LLM, SamplingParams
-from quire.bench.lengths import DATASETS, Workload, describe_lengths, draw_workload
-from quire.bench.record import Spread, new_record, spread_of
+from quire.entrypoints.bench.lengths import DATASETS, Workload, describe_lengths, draw_workload
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.protocol import BeamRules, EngineRequest
 
 SEED = 0

@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.arguments import command_line
 
 from quire import LLM, SamplingParams
-from quire.bench.record import new_record, spread_of
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records, seal
-from quire.kv_cache.disk_index import DiskIndex
+from quire.entrypoints.bench.record import new_record, spread_of
+from quire.plan.kv_cache.disk_index import DiskIndex
 
 PROMPT_TOKENS = 1500
 OUTPUT_TOKENS = 64

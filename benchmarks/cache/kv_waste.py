@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.arguments import command_line
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.compute.runner.rows import RowTable
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
-from quire.kv_cache import BlockHasher, KVManager
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import Fcfs, Feasibility, Scheduler
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
-from quire.runner.rows import RowTable
-from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 SEED = 0
 POOL_TOKENS = 15_700

@@ -17,9 +17,9 @@ from pathlib import Path
 from benchmarks.arguments import command_line
 
 from quire import LLM, SamplingParams
-from quire.bench.lengths import random_prompts
-from quire.bench.machine import measure_limits
-from quire.bench.record import new_record, spread_of
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.machine import measure_limits
+from quire.entrypoints.bench.record import new_record, spread_of
 
 MODELS = Path(__file__).parents[1] / "models"
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -26,8 +26,8 @@ from benchmarks.cache.translation import (
 )
 
 from quire import LLM, SamplingParams
-from quire.bench.machine import measure_limits
-from quire.bench.record import Spread, new_record, spread_of
+from quire.entrypoints.bench.machine import measure_limits
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 
 DEFAULT_OUTPUT = Path(__file__).parents[1] / "results" / "shared_prefix.json"
 SEED = 0

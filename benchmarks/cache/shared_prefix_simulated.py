@@ -2,12 +2,12 @@
 
     python -m benchmarks.cache.shared_prefix_simulated [--requests 3000] [--output FILE]
 
-LLaMA-13B on an A100 with the 15,700 KV slots of the paper's table 1, by `quire.simulator`: without
-reuse of prefixes (off), with automatic reuse (cached), and with the prefix pinned, so that its
-partly filled last block is shared too (pinned); and Orca (Oracle) in the same memory. `make paper`
-has the curves of the paper's figure 16; what no reuse costs and a pin brings is here. Requests per
-second while all wait, and at shares of that rate the mean normalized latency: seconds from arrival
-to end per output token. The same on any machine.
+LLaMA-13B on an A100 with the 15,700 KV slots of the paper's table 1, by
+`quire.entrypoints.simulator`: without reuse of prefixes (off), with automatic reuse (cached), and
+with the prefix pinned, so that its partly filled last block is shared too (pinned); and Orca
+(Oracle) in the same memory. `make paper` has the curves of the paper's figure 16; what no reuse
+costs and a pin brings is here. Requests per second while all wait, and at shares of that rate the
+mean normalized latency: seconds from arrival to end per output token. The same on any machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ from benchmarks.cache.translation import (
 )
 from benchmarks.paper.baselines import RESERVATIONS, serve_orca
 
-from quire.bench.record import new_record, spread_of
+from quire.entrypoints.bench.record import new_record, spread_of
+from quire.entrypoints.simulator import (
+    Served,
+    StepCost,
+    SystemShape,
+    build_core,
+    device_named,
+    serve,
+)
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.workloads import TraceRequest
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.pins import PIN_PARAMS
-from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
-from quire.simulator.models import model_spec
-from quire.simulator.workloads import TraceRequest
 
 DEFAULT_OUTPUT = Path(__file__).parents[1] / "results" / "shared_prefix_simulated.json"
 SEED = 0

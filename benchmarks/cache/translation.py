@@ -1,5 +1,5 @@
-"""Prompts of the workload of translations (`quire.simulator.workloads.translation`) as token ids,
-which are random."""
+"""Prompts of the workload of translations (`quire.entrypoints.simulator.workloads.translation`) as
+token ids, which are random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.simulator.workloads.translation import PREFIX_TOKENS, draw_sentences
+from quire.entrypoints.simulator.workloads.translation import PREFIX_TOKENS, draw_sentences
 
 __all__ = ["PREFIX_TOKENS", "Translations", "draw_translations", "make_prefix"]
 

@@ -24,10 +24,10 @@ import torch
 from benchmarks.arguments import command_line
 
 from quire import LLM, SamplingParams
-from quire.bench.lengths import random_prompts
-from quire.bench.record import Spread, new_record, spread_of
+from quire.compute.sampling import SamplingState, find_candidates
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.protocol import BeamRules, EngineRequest, IntArray
-from quire.sampling import SamplingState, find_candidates
 
 SEED = 0
 VOCABULARIES = (32_768, 151_936)

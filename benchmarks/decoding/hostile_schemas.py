@@ -37,8 +37,8 @@ from typing import Any
 from benchmarks.arguments import command_line, positive_number
 from tests.grammar.hostile import HOSTILE
 
-from quire.bench.machine import current_commit, describe_machine
-from quire.bench.record import percentile
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.record import percentile
 
 STREAMS, TOKENS = 4, 400
 MOST_TIMES, LONGEST_S = 2.0, 0.5

@@ -30,10 +30,10 @@ import numpy as np
 from benchmarks.arguments import positive_number
 from llguidance import LLMatcher
 
-from quire.bench.machine import current_commit, describe_machine
-from quire.errors import RequestError
-from quire.grammar.guidance import GuidanceGrammars
-from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
+from quire.base.errors import RequestError
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.plan.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams

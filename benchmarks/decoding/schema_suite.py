@@ -28,11 +28,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from quire.bench.machine import current_commit, describe_machine
-from quire.errors import RequestError
-from quire.grammar import Grammar
-from quire.grammar.guidance import GuidanceGrammars
-from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
+from quire.base.errors import RequestError
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.plan.grammar import Grammar
+from quire.plan.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.json_schema import all_unsupported
 from quire.protocol.request import EngineRequest

@@ -30,11 +30,11 @@ import numpy.typing as npt
 from benchmarks.peers.engines.random_checkpoint import count_weights, read_config
 from benchmarks.steps.local_engine import LocalEngine, add_local_arguments, save_local_record
 
-from quire.bench.lengths import random_prompts
-from quire.bench.machine import LimitProbe
+from quire.base.telemetry.engine_stats import SchedulerStats
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.machine import LimitProbe
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
-from quire.telemetry.engine_stats import SchedulerStats
 
 PROMPT_LEN = 16
 OFF = None

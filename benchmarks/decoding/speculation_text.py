@@ -35,9 +35,9 @@ from benchmarks.arguments import command_line, positive_number
 from benchmarks.peers.engines.engine import EngineOptions, UnavailableError
 from benchmarks.peers.engines.process import EngineProcess
 
-from quire.bench.record import new_record, spread_of
+from quire.entrypoints.bench.record import new_record, spread_of
 from quire.bundled import bundled_head_path, bundled_model_path, smollm2_path
-from quire.llm import LLM
+from quire.entrypoints.llm import LLM
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 

@@ -33,10 +33,10 @@ import numpy as np
 from benchmarks.arguments import command_line
 from benchmarks.peers.engines.random_checkpoint import read_config
 
-from quire.bench.record import new_record, percentile, spread_of
-from quire.grammar.guidance import GuidanceGrammars
-from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
-from quire.llm import LLM
+from quire.entrypoints.bench.record import new_record, percentile, spread_of
+from quire.entrypoints.llm import LLM
+from quire.plan.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams

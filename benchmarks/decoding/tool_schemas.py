@@ -30,12 +30,12 @@ from llguidance import LLMatcher
 from tests.dialect.answers import read
 from tests.dialect.models import library, tokenizer, walk
 
+from quire.base.errors import RequestError
 from quire.bundled import bundled_model_path
-from quire.dialect import AnswerParser, Dialect, Tool, answer_grammar
-from quire.dialect.families import DIALECTS
-from quire.errors import RequestError
-from quire.grammar.source import grammar_text
-from quire.rendering import Tokenizer
+from quire.plan.grammar.source import grammar_text
+from quire.text.dialect import AnswerParser, Dialect, Tool, answer_grammar
+from quire.text.dialect.families import DIALECTS
+from quire.text.rendering import Tokenizer
 
 _TYPES = {
     "dict": "object", "HashMap": "object", "float": "number", "double": "number", "tuple": "array",

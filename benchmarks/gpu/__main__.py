@@ -154,7 +154,7 @@ def run_limited(command: Sequence[str], limit: float, printed: Path) -> str:
 def describe(options: argparse.Namespace) -> dict[str, Any]:
     """All that is known before a part runs. Which GPU it is each part notes itself, so that this
     process keeps no memory of it."""
-    from quire.bench.machine import current_commit
+    from quire.entrypoints.bench.machine import current_commit
 
     return {
         "benchmark": "gpu",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.part import Part
-from quire.attention import KVPool
+from quire.base.platform import detect_platform
+from quire.compute.attention import KVPool
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALL_OPS, select
-from quire.platform import detect_platform
 
 __all__ = ["decode", "paging", "prefill"]
 

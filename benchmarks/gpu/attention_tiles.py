@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.attention import BEYOND_CACHE, BLOCK_SIZE, SHAPES, TINY, Heads, random
 from benchmarks.gpu.part import Part
-from quire.attention import KVPool
+from quire.compute.attention import KVPool
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops.attention.paged_attention.triton_decode import (
     DecodeTile,

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.part import Part
+from quire.base.platform import Platform, detect_platform
 from quire.ops import ALL_OPS, REFERENCE, CheckReport, Op, Provider, check_provider
-from quire.platform import Platform, detect_platform
 
 __all__ = ["run"]
 

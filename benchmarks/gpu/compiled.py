@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.part import Part
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, select
 from quire.ops.compiled import compiled_provider
-from quire.platform import detect_platform
 
 __all__ = ["run"]
 

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.gpu.part import Part
 from quire import LLM, SamplingParams
+from quire.compute.runner.graphs.ladder import LazyGraphs
 from quire.ops.sampling.draw.noise import gumbel, token_bits
-from quire.runner.graphs.ladder import LazyGraphs
 
 __all__ = ["run"]
 

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.gpu.part import Part
 from benchmarks.gpu.shapes import LLAMA_8B, QWEN_LARGE, QWEN_SMALL, TINY, matrices
+from quire.base.platform import Platform, detect_platform
+from quire.compute.quantization import quantize_int4, quantize_int8
 from quire.ops import ALL_OPS, PackedMatrix, select
-from quire.platform import Platform, detect_platform
-from quire.quantization import quantize_int4, quantize_int8
 
 __all__ = ["run"]
 

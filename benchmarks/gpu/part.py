@@ -98,7 +98,7 @@ def machine_facts() -> dict[str, Any]:
     """Return facts of this process: the GPU if there is one, and the versions that matter."""
     from importlib.metadata import PackageNotFoundError, version
 
-    from quire.bench.machine import describe_machine
+    from quire.entrypoints.bench.machine import describe_machine
 
     facts: dict[str, Any] = {"machine": asdict(describe_machine())}
     for package in ("triton", "flashinfer-python", "flash-attn-3"):

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.part import Part
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, select
-from quire.platform import detect_platform
 
 __all__ = ["run"]
 

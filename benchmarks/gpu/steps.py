@@ -17,8 +17,8 @@ import torch
 from benchmarks.gpu.part import Part
 from benchmarks.gpu.shapes import QWEN_SMALL, TINY, model_folder
 from quire import LLM, SamplingParams
-from quire.scheduler import Scheduler
-from quire.worker import Worker
+from quire.compute.worker import Worker
+from quire.plan.scheduler import Scheduler
 
 __all__ = ["host_times", "kernels"]
 

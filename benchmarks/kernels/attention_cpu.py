@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.kernels.kernel_figures import SEED, Call, Figure, blocks_read, figures_by_turns, run
 import torch
 
-from quire.attention import KVPool, LayerCache
+from quire.compute.attention import KVPool, LayerCache
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALL_OPS, REFERENCE, Team, check_provider, select
 from quire.ops.compile import ISAS
 from quire.ops.native.huge_pages import map_huge_pages
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 QWEN, LLAMA, QWEN_7B = (16, 8), (32, 8), (28, 4)  # query heads, kv heads
 HEAD_DIM, BLOCK_SIZE = 128, 16

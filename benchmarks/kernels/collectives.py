@@ -27,15 +27,15 @@ from typing import Any
 import torch
 
 from quire import LLM, SamplingParams
-from quire.distributed import PlainCollectives
-from quire.executor.processes.ring import RingReader, RingWriter, create_ring
+from quire.base.platform import detect_platform
+from quire.base.platform.shared_region import SharedRegion
+from quire.compute.executor.processes.ring import RingReader, RingWriter, create_ring
 from quire.ops.compile import ISAS
+from quire.ops.distributed import PlainCollectives
 from quire.ops.exchange import join_region
 from quire.ops.native.binding import native_unavailable
 from quire.ops.native.replay import ReplayList
 from quire.ops.native.team import Team
-from quire.platform import detect_platform
-from quire.platform.shared_region import SharedRegion
 from quire.protocol.step import StepPlan
 from quire.protocol.step_codec import decode_plan, encode_plan
 

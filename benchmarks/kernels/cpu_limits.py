@@ -4,10 +4,10 @@
 
 Reads of 1 GB by turns: torch's sum over ordinary pages, its sum and its product with itself over
 huge pages, and a loop of 64-byte loads over the same. Then 2048³ products by torch
-(quire.bench.machine.LimitProbe) and loops of the same instructions that touch registers only
-(cpu_limits.cpp), float32, bfloat16 and int8; each loop runs right after its product. The loops need
-AVX-512 and a C++ compiler. Where the processor has tile registers (AMX), torch uses them, and so do
-loops of their products.
+(quire.entrypoints.bench.machine.LimitProbe) and loops of the same instructions that touch registers
+only (cpu_limits.cpp), float32, bfloat16 and int8; each loop runs right after its product. The loops
+need AVX-512 and a C++ compiler. Where the processor has tile registers (AMX), torch uses them, and
+so do loops of their products.
 """
 
 # ruff: isort: skip_file
@@ -27,10 +27,10 @@ from benchmarks.kernels.kernel_figures import Call, Figure, figures_by_turns, ru
 
 import torch
 
-from quire.bench.machine import MATMUL_SIZE, READ_BYTES, LimitProbe, Product
+from quire.entrypoints.bench.machine import MATMUL_SIZE, READ_BYTES, LimitProbe, Product
 from quire.ops.native.huge_pages import map_huge_pages
 from quire.ops.native.binding import native_unavailable
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 SOURCE = Path(__file__).with_name("cpu_limits.cpp")
 ROUNDS = 500_000

@@ -22,7 +22,7 @@ import torch
 
 from quire.ops import ALL_OPS, Team, check_provider
 from quire.ops.compile import ISAS
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 DRAW = ALL_OPS["draw"]
 VOCABULARIES = (4096, 32_768, 151_936)

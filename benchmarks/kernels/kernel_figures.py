@@ -19,7 +19,7 @@ env.limit_spinning()  # as the engine does, before torch starts its threads
 import torch  # noqa: E402
 from benchmarks.arguments import command_line, positive_number  # noqa: E402
 
-from quire.bench.machine import current_commit, describe_machine  # noqa: E402
+from quire.entrypoints.bench.machine import current_commit, describe_machine  # noqa: E402
 
 SEED = 0
 REPEAT_SECONDS = 0.05

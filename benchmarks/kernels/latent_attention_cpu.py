@@ -30,11 +30,11 @@ from benchmarks.kernels.kernel_figures import (
 )
 import torch
 
-from quire.attention import KVPool
-from quire.bench.machine import LimitProbe
+from quire.compute.attention import KVPool
+from quire.entrypoints.bench.machine import LimitProbe
 from quire.config.kv_layout import KV_DTYPES, KVFormat, KVLayout, LayerKV, group_layers
 from quire.ops import ALL_OPS, Team, check_provider, select
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 KEY_DIM, VALUE_DIM, NUM_LAYERS, BLOCK_SIZE = 576, 512, 4, 16
 CONTEXT, PROMPT = 4096, 512

@@ -22,7 +22,7 @@ import torch
 
 from quire.ops import ALL_OPS, Team, check_provider, select
 from quire.ops.compile import ISAS
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 LINEAR = ALL_OPS["linear"]
 SHAPES = {

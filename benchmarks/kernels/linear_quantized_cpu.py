@@ -32,7 +32,7 @@ from quire.config import env
 from quire.ops import ALL_OPS, Team, check_provider, force_isa, select
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int8.cases import int8_weight
-from quire.platform import Platform, detect_platform
+from quire.base.platform import Platform, detect_platform
 
 SHAPES = {
     "qkv": (1024, 4096),

@@ -26,8 +26,8 @@ from quire.config.quantization import matrix_bytes
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.blocks.cases import block_weight
 from quire.ops.linear.tables.cases import table_weight
-from quire.platform import detect_platform
-from quire.quantization import Int4Format, Int8Format
+from quire.base.platform import detect_platform
+from quire.compute.quantization import Int4Format, Int8Format
 
 OUTPUTS, INPUTS = 6144, 1024
 ROWS = (1, 4, 16)

@@ -20,8 +20,8 @@ from benchmarks.kernels.kernel_figures import Call, Figure, figures_by_turns, ru
 import torch
 
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
-from quire.platform import detect_platform
-from quire.quantization import Int4Format, Int8Format, PlainFormat, WeightFormat
+from quire.base.platform import detect_platform
+from quire.compute.quantization import Int4Format, Int8Format, PlainFormat, WeightFormat
 
 OUTPUTS, INPUTS = 6144, 1024
 ROWS = (1, 4, 16, 64)

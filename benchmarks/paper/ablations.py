@@ -9,9 +9,9 @@ from benchmarks.paper.pool import RunPool
 from benchmarks.paper.runs import SETUPS, Run
 
 from quire.config.settings import SCHEDULING_POLICIES
-from quire.simulator.devices import Device, device_named
-from quire.simulator.models import model_spec
-from quire.simulator.step_cost import StepCost
+from quire.entrypoints.simulator.devices import Device, device_named
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.step_cost import StepCost
 
 __all__ = ["figure_18b", "figure_19", "figure_budgets", "figure_policies", "worst_recovery"]
 

@@ -11,7 +11,7 @@ from benchmarks.paper.figure import Figure, Finding, Panel, Series
 from benchmarks.paper.pool import RunPool
 from benchmarks.paper.runs import SETUPS, SYSTEMS, Outcome, Run, Scale
 
-from quire.simulator.devices import CONSTANTS, device_named
+from quire.entrypoints.simulator.devices import CONSTANTS, device_named
 
 __all__ = ["figure_constants"]
 

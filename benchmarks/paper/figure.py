@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from quire.simulator import figure
-from quire.simulator.figure import Panel, Series
+from quire.entrypoints.simulator import figure
+from quire.entrypoints.simulator.figure import Panel, Series
 
 __all__ = ["Figure", "Finding", "Panel", "Series"]
 

@@ -19,9 +19,9 @@ from benchmarks.paper.memory import figure_2, figure_13, figure_15
 from benchmarks.paper.pool import RunPool
 from benchmarks.paper.rates import figure_12, figure_14, figure_16, figure_17
 
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
-from quire.simulator.svg import draw_figure
+from quire.base.errors import ConfigError
+from quire.base.platform.outputs import check_output
+from quire.entrypoints.simulator.svg import draw_figure
 
 __all__ = [
     "FIGURES",

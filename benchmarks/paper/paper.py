@@ -21,7 +21,7 @@ from benchmarks.paper.figures import (
     write_table,
 )
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

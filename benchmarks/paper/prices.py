@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.simulator.run import Served
-from quire.simulator.step_cost import Counts, StepCost
+from quire.entrypoints.simulator.run import Served
+from quire.entrypoints.simulator.step_cost import Counts, StepCost
 
 __all__ = ["StepPrices"]
 

@@ -13,12 +13,12 @@ from benchmarks.paper.baselines import OrcaMemory
 from benchmarks.paper.prices import StepPrices
 from benchmarks.paper.systems import serve_by
 
-from quire.simulator.devices import device_named
-from quire.simulator.models import model_spec
-from quire.simulator.run import Served, serve
-from quire.simulator.step_cost import StepCost
-from quire.simulator.system import BuiltSystem, SystemShape, build_core
-from quire.simulator.workloads import (
+from quire.entrypoints.simulator.devices import device_named
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.run import Served, serve
+from quire.entrypoints.simulator.step_cost import StepCost
+from quire.entrypoints.simulator.system import BuiltSystem, SystemShape, build_core
+from quire.entrypoints.simulator.workloads import (
     TraceRequest,
     draw_chat_prompts,
     draw_trace,

@@ -19,13 +19,13 @@ from benchmarks.paper.baselines import (
     serve_orca,
 )
 
-from quire.cli.parser import CommandParser
-from quire.cli.simulate import add_arguments, read_simulation
-from quire.errors import ConfigError
-from quire.simulator import Served, StepCost
-from quire.simulator.simulation import make_report, render_report
-from quire.simulator.workloads import TraceRequest
-from quire.simulator.workloads.trace import check_fits
+from quire.base.errors import ConfigError
+from quire.entrypoints.cli.parser import CommandParser
+from quire.entrypoints.cli.simulate import add_arguments, read_simulation
+from quire.entrypoints.simulator import Served, StepCost
+from quire.entrypoints.simulator.simulation import make_report, render_report
+from quire.entrypoints.simulator.workloads import TraceRequest
+from quire.entrypoints.simulator.workloads.trace import check_fits
 
 __all__ = ["SYSTEM_NAMES", "serve_by"]
 

@@ -34,9 +34,9 @@ from benchmarks.peers.engine_turns import MachineLimits, run_turns, warm_up
 from benchmarks.peers.engines.process import EngineEndedError
 from benchmarks.peers.engines.random_checkpoint import read_config
 
-from quire.bench.lengths import Workload
-from quire.bench.machine import LimitProbe
-from quire.bench.record import BenchRecord
+from quire.entrypoints.bench.lengths import Workload
+from quire.entrypoints.bench.machine import LimitProbe
+from quire.entrypoints.bench.record import BenchRecord
 
 SIZES = (16, 64)
 WARMUP = Workload((32,), (4,))

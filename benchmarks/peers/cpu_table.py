@@ -19,14 +19,15 @@ there are cores.
   first token until the first of them ends, so that B sequences decode all the time; all tokens that
   came in that time are divided by it.
 
-Limits are by torch (quire.bench.machine.LimitProbe): reads of 1 GB, and 2048³ products. A share is
-the figure's demand over the mean of the limits right before and right after its turn: bytes that
-a step has to read, all weights as their format keeps them (engines/__init__.py: with the scales and
-zero points of groups, and a head of more bits), and the keys and values of every sequence (their
-scales not counted), and two operations per weight and token (attention not counted; in prefill, the
-head for one token per prompt), against the fastest product that the precision allows. The larger of
-the two is the share of the combined limit, since a step takes at least max(bytes / read, operations
-/ product). Records without `group_bits` are of before scales were counted: every weight had `bits`.
+Limits are by torch (quire.entrypoints.bench.machine.LimitProbe): reads of 1 GB, and 2048³ products.
+A share is the figure's demand over the mean of the limits right before and right after its turn:
+bytes that a step has to read, all weights as their format keeps them (engines/__init__.py: with the
+scales and zero points of groups, and a head of more bits), and the keys and values of every
+sequence (their scales not counted), and two operations per weight and token (attention not counted;
+in prefill, the head for one token per prompt), against the fastest product that the precision
+allows. The larger of the two is the share of the combined limit, since a step takes at least
+max(bytes / read, operations / product). Records without `group_bits` are of before scales were
+counted: every weight had `bits`.
 
 `--isa` holds quire, OpenVINO and torch, and so the limits, to an instruction set, as on a processor
 that has no more.
@@ -69,9 +70,9 @@ from benchmarks.peers.engines.random_checkpoint import (
     read_config,
 )
 
-from quire.bench.lengths import Workload
-from quire.bench.machine import LimitProbe
-from quire.bench.record import BenchRecord
+from quire.entrypoints.bench.lengths import Workload
+from quire.entrypoints.bench.machine import LimitProbe
+from quire.entrypoints.bench.record import BenchRecord
 
 QUALITY = BENCHMARKS / "results" / "peer_quality.json"
 PROMPT_LEN = 64

@@ -27,8 +27,8 @@ from benchmarks.arguments import command_line
 import numpy as np
 import torch
 
-from quire.bench.record import new_record, spread_of
-from quire.llm import LLM
+from quire.entrypoints.bench.record import new_record, spread_of
+from quire.entrypoints.llm import LLM
 
 PEER_BATCH = 32
 CLOSE = {"float32": 1e-4, "bfloat16": 0.05}

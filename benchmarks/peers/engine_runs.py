@@ -25,8 +25,8 @@ from benchmarks.arguments import command_line, positive_number  # noqa: E402
 from benchmarks.peers.engines import ENGINES, EngineOptions, Format, UnavailableError  # noqa: E402
 from benchmarks.peers.engines.process import EngineProcess  # noqa: E402
 
-from quire.bench.machine import Limits, current_commit, describe_machine  # noqa: E402
-from quire.bench.record import BenchRecord, spread_of  # noqa: E402
+from quire.entrypoints.bench.machine import Limits, current_commit, describe_machine  # noqa: E402
+from quire.entrypoints.bench.record import BenchRecord, spread_of  # noqa: E402
 
 __all__ = [
     "BENCHMARKS",

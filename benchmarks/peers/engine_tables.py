@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.peers.engine_runs import title_of
 
-from quire.bench.record import Spread, spread_of
+from quire.entrypoints.bench.record import Spread, spread_of
 
 __all__ = ["COLUMNS", "column_start", "ratios_by_turn", "render_tables"]
 

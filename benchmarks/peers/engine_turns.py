@@ -16,9 +16,9 @@ from benchmarks.peers.engine_runs import Run
 from benchmarks.peers.engines import Timeline
 from benchmarks.peers.engines.process import EngineRun
 
-from quire.bench.lengths import Workload, random_prompts
-from quire.bench.machine import LimitProbe, Limits, Product
-from quire.bench.record import spread_of
+from quire.entrypoints.bench.lengths import Workload, random_prompts
+from quire.entrypoints.bench.machine import LimitProbe, Limits, Product
+from quire.entrypoints.bench.record import spread_of
 
 __all__ = ["MachineLimits", "Reading", "Turn", "run_turns", "warm_up"]
 

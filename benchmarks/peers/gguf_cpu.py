@@ -33,7 +33,7 @@ from benchmarks.peers.engines.engine import AS_STORED, EngineOptions
 from benchmarks.peers.engines.process import EngineProcess
 from benchmarks.peers.engines.random_gguf import KINDS, write_random_gguf
 
-from quire.bench.record import Spread, new_record, spread_of
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 
 PROMPT, DECODE_PROMPT, OUTPUTS = 512, 32, 64
 STREAMS = (1, 4, 16)

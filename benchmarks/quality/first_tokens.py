@@ -22,9 +22,9 @@ from benchmarks.arguments import command_line, positive_number
 from benchmarks.quality.perplexity import TEXT, ask_llama_cpp
 
 from quire import LLM, SamplingParams
-from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import smollm2_path
-from quire.rendering import Tokenizer
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
+from quire.text.rendering import Tokenizer
 
 EXACT: dict[str, Any] = {"dtype": "float32", "activation_bits": 16}
 SETTINGS: dict[str, dict[str, Any]] = {

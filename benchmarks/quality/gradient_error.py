@@ -19,8 +19,8 @@ import torch
 from benchmarks.arguments import command_line, positive_number
 
 from quire import LLM
-from quire.bench.record import Spread, new_record, spread_of
 from quire.config import ModelSpec
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.training import PolicyModel
 
 ROOT = Path(__file__).parents[2]

@@ -32,18 +32,18 @@ from benchmarks.quality.quantization_quality import (
 )
 from safetensors.torch import save_file
 
-from quire.attention import AttentionNeeds, select_backend
-from quire.bench.record import Spread, new_record, spread_of
+from quire.base.platform import Platform, detect_platform
 from quire.bundled import bundled_model_path
+from quire.compute.attention import AttentionNeeds, select_backend
+from quire.compute.layers import LayerFactory
+from quire.compute.quantization import Int8Format, PlainFormat
 from quire.config import ModelSpec, read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.layers import LayerFactory
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.ops import OpSet, Team, build_op_set
-from quire.platform import Platform, detect_platform
-from quire.quantization import Int8Format, PlainFormat
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 SEED, BLOCK_SIZE = 0, 16
 TOKENS, SEQUENCES = 512, 4

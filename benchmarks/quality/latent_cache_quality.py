@@ -30,11 +30,11 @@ from benchmarks.quality.kv_cache_quality import (
 from benchmarks.quality.quantization_quality import Reader
 from safetensors.torch import save_file
 
-from quire.bench.record import Spread, new_record, spread_of
+from quire.base.platform import detect_platform
 from quire.config import ModelSpec, read_model_spec
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.platform import detect_platform
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 
 HEADS, NOPE, ROTARY, RANK, VALUE = 4, 64, 32, 128, 64
 SIZE, INNER, VOCAB, LAYERS = 256, 512, 512, 4

@@ -43,13 +43,13 @@ from benchmarks.quality.perplexity import (
     record_before,
 )
 
-from quire.bench.record import Spread, new_record, spread_of
+from quire.base.platform import detect_platform
 from quire.bundled import smollm2_path
+from quire.compute.quantization import QuantizedFormats
 from quire.engine.convert import convert_model
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.ops import Team, build_op_set
-from quire.platform import detect_platform
-from quire.quantization import QuantizedFormats
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 QUIRE = ("bfloat16", "int8", "int4", "int4-g128-sym")
 OPENVINO = ("INT8", "INT4", "FP16")

@@ -36,20 +36,20 @@ from benchmarks.peers.engines.llama_cpp_files import TYPES
 from benchmarks.quality.packed_files import PACKED, write_packed
 from benchmarks.quality.quantization_quality import Reader
 
-from quire.attention import AttentionNeeds, select_backend
-from quire.bench.record import Spread, new_record, spread_of
+from quire.base.platform import detect_platform
 from quire.bundled import smollm2_path
+from quire.compute.attention import AttentionNeeds, select_backend
+from quire.compute.layers import LayerFactory
+from quire.compute.quantization import MatrixFormats, QuantizedFormats
+from quire.compute.quantization.weight_format import WidensStored
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
 from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
 from quire.engine.convert import convert_model
-from quire.layers import LayerFactory
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.plain.gated import GatedMatrix
-from quire.platform import detect_platform
-from quire.quantization import MatrixFormats, QuantizedFormats
-from quire.quantization.weight_format import WidensStored
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 TEXT = ROOT / "benchmarks" / "workloads" / "documentation.txt"

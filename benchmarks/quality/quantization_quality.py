@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from benchmarks.arguments import command_line
 
-from quire.attention import (
+from quire.base.platform import detect_platform
+from quire.bundled import bundled_model_path
+from quire.compute.attention import (
     AttentionBackend,
     AttentionNeeds,
     GroupInputs,
@@ -31,19 +33,23 @@ from quire.attention import (
     StepInputs,
     select_backend,
 )
-from quire.bench.record import Spread, new_record, spread_of
-from quire.bundled import bundled_model_path
+from quire.compute.layers import LayerFactory
+from quire.compute.models import CausalLM, load_model
+from quire.compute.quantization import (
+    CuttableFormat,
+    Int4Format,
+    Int8Format,
+    PlainFormat,
+    quantize_int4,
+)
+from quire.compute.quantization.weight_format import WidensStored
 from quire.config import MatrixShape, ModelSpec
 from quire.config.kv_layout import KVLayout
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.layers import LayerFactory
-from quire.models import CausalLM, load_model
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
-from quire.platform import detect_platform
-from quire.quantization import CuttableFormat, Int4Format, Int8Format, PlainFormat, quantize_int4
-from quire.quantization.weight_format import WidensStored
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 TOOLS = Path(__file__).parents[2] / "tools" / "bundled_model"
 WINDOW, CONTEXT = 2048, 1024

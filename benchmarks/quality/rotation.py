@@ -30,20 +30,20 @@ from benchmarks.quality.perplexity import (
 )
 from benchmarks.quality.quantization_quality import Unrotated, Variant
 
-from quire.bench.record import Spread, new_record, spread_of
+from quire.base.platform import detect_platform
 from quire.bundled import smollm2_path
+from quire.compute.quantization import Int8Format, QuantizedFormats, quantize_int4, quantize_int8
+from quire.compute.quantization.weight_format import WidensStored
 from quire.config import MatrixShape
 from quire.config.quantization import choose_format, rotation_of
 from quire.engine.convert import convert_model
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
 from quire.ops import OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.blocks.contract import quantize_groups
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.plain.gated import GatedMatrix
 from quire.ops.linear.rotate import rotate
-from quire.platform import detect_platform
-from quire.quantization import Int8Format, QuantizedFormats, quantize_int4, quantize_int8
-from quire.quantization.weight_format import WidensStored
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 GROUP = 32
 PARTS = ("quality", "loading")

@@ -28,11 +28,11 @@ from benchmarks.scheduling.scheduler import (
     make_scheduler,
 )
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.base.telemetry.flight.dump import collect, encode_dump
+from quire.base.telemetry.flight.record import STEP_BYTES, Doing
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.plan.scheduler import Scheduler
 from quire.protocol import StepResult
-from quire.scheduler import Scheduler
-from quire.telemetry.flight.dump import collect, encode_dump
-from quire.telemetry.flight.record import STEP_BYTES, Doing
 
 NUM_ROUNDS = 5
 STEP_US = 5000.0

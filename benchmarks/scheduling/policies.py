@@ -2,10 +2,10 @@
 
     python -m benchmarks.scheduling.policies [--requests 1000] [--repeats 3] [--output FILE]
 
-The scheduler is real; steps take the time of a cost model (`quire.simulator`: Llama-3.1-8B on an
-A100), and tokens are constants, so TTFT and waiting are exact and the same on any machine. Planning
-is on this machine's clock: the policies take turns, and each figure is the median of the repeats
-with their spread.
+The scheduler is real; steps take the time of a cost model (`quire.entrypoints.simulator`:
+Llama-3.1-8B on an A100), and tokens are constants, so TTFT and waiting are exact and the same on
+any machine. Planning is on this machine's clock: the policies take turns, and each figure is the
+median of the repeats with their spread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 from benchmarks.arguments import command_line
 
-from quire.bench.record import Spread, new_record, percentile, spread_of
 from quire.config.settings import SCHEDULING_POLICIES
-from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
-from quire.simulator import (
+from quire.entrypoints.bench.record import Spread, new_record, percentile, spread_of
+from quire.entrypoints.simulator import (
     Served,
     StepCost,
     SystemShape,
@@ -30,8 +29,9 @@ from quire.simulator import (
     device_named,
     serve,
 )
-from quire.simulator.models import model_spec
-from quire.simulator.system import BuiltSystem
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.system import BuiltSystem
+from quire.protocol import EngineRequest, SamplingParams, SchedulingParams
 
 DEFAULT_OUT = Path(__file__).parents[1] / "results" / "policies.json"
 SEED = 0

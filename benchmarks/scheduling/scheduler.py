@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from benchmarks.arguments import command_line
 
-from quire.bench.machine import current_commit, describe_machine
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
-from quire.kv_cache import BlockHasher, KVManager
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import Fcfs, Feasibility, Scheduler
 from quire.protocol import EngineRequest, SamplingParams, StepPlan, StepResult
-from quire.scheduler import Fcfs, Feasibility, Scheduler
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8192

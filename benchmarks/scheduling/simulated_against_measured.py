@@ -24,12 +24,20 @@ import numpy as np
 from benchmarks.arguments import command_line, positive_number
 
 from quire import LLM
-from quire.bench.record import Spread, new_record, spread_of
 from quire.bundled import bundled_model_path
+from quire.entrypoints.bench.record import Spread, new_record, spread_of
+from quire.entrypoints.simulator import (
+    Device,
+    Served,
+    StepCost,
+    SystemShape,
+    build_core,
+    device_named,
+    serve,
+)
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.workloads import TraceRequest, draw_trace, engine_requests
 from quire.protocol import EngineRequest
-from quire.simulator import Device, Served, StepCost, SystemShape, build_core, device_named, serve
-from quire.simulator.models import model_spec
-from quire.simulator.workloads import TraceRequest, draw_trace, engine_requests
 
 SEED = 0
 DEVICE = "xeon-amx-2"

@@ -17,13 +17,13 @@ from typing import ParamSpec, TypeVar
 
 from benchmarks.arguments import command_line
 
-from quire.bench.record import new_record, spread_of
-from quire.errors import EngineError
-from quire.simulator import Served, StepCost, build_core, device_named, serve
-from quire.simulator.models import model_spec
-from quire.simulator.simulation import default_shape
-from quire.simulator.system import BuiltSystem
-from quire.simulator.workloads import draw_trace, engine_requests
+from quire.base.errors import EngineError
+from quire.entrypoints.bench.record import new_record, spread_of
+from quire.entrypoints.simulator import Served, StepCost, build_core, device_named, serve
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.simulation import default_shape
+from quire.entrypoints.simulator.system import BuiltSystem
+from quire.entrypoints.simulator.workloads import draw_trace, engine_requests
 
 SEED = 0
 RATE = 2.0

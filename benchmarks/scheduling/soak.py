@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.arguments import command_line
 from tests.scheduler.random_moves import run_random
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 
 MOVES = 400
 """Moves of a walk; then it drains, and nothing may be left behind."""

@@ -26,10 +26,10 @@ from pathlib import Path
 from benchmarks.arguments import command_line
 from tests.simulator.systems import COST, crowded_system, crowded_trace
 
-from quire.bench.machine import current_commit, describe_machine
-from quire.errors import EngineError
-from quire.simulator import serve
-from quire.simulator.workloads import engine_requests
+from quire.base.errors import EngineError
+from quire.entrypoints.bench.machine import current_commit, describe_machine
+from quire.entrypoints.simulator import serve
+from quire.entrypoints.simulator.workloads import engine_requests
 
 BATCH = 10
 """Walks that are begun together; whole batches are counted."""

@@ -28,7 +28,7 @@ import httpx
 from benchmarks.arguments import command_line, positive_number
 from benchmarks.serving.serving import VOCAB_SIZE, served
 
-from quire.bench.record import new_record, percentile, spread_of
+from quire.entrypoints.bench.record import new_record, percentile, spread_of
 
 MODEL, ROUTE = "llama-12m", "/v1/completions"
 PROMPT_LEN, OUTPUT_LEN, BATCH_OUTPUT_LEN = 64, 16, 64

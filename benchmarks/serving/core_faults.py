@@ -36,8 +36,8 @@ from tests.engine.process_harness import (
     until_state,
 )
 
-from quire.bench.machine import current_commit, describe_machine
 from quire.engine.supervision.host import EngineHost
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 from quire.protocol.status import EngineState
 
 STREAMS = 12

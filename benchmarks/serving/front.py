@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks.arguments import command_line
 
-from quire.bench.lengths import random_prompts
-from quire.bench.serving_load import Load, run_load
-from quire.client import ServerAddress
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.serving_load import Load, run_load
+from quire.entrypoints.client import ServerAddress
 
 SERVERS = ("quire", "fastapi")
 VOCAB_SIZE, PROMPT_LENGTH, SEED = 2048, 32, 0
@@ -133,8 +133,8 @@ def main() -> None:
     load_before = os.getloadavg()
     values = by_turns(options.repeats)
     # Loads torch for the machine's facts, which must not happen while servers are measured.
-    from quire.bench.machine import measure_limits
-    from quire.bench.record import new_record, spread_of
+    from quire.entrypoints.bench.machine import measure_limits
+    from quire.entrypoints.bench.record import new_record, spread_of
 
     figures = {name: spread_of(found) for name, found in values.items()}
     for name, found in figures.items():

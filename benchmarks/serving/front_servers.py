@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
+from quire.base.telemetry import EngineStats
 from quire.bundled import bundled_model_path
 from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
@@ -33,7 +34,6 @@ from quire.server.app import create_app
 from quire.server.generation.backend import Backend, ServedModel
 from quire.server.http.server import uvicorn_config
 from quire.server.settings import ServerSettings
-from quire.telemetry import EngineStats
 
 MODEL = "bundled"
 ANSWER = " A gathering of pages is a quire; an engine serves many of them at the same time."

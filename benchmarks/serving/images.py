@@ -44,17 +44,17 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from quire.bench.record import new_record, percentile, spread_of
+from quire.entrypoints.bench.record import new_record, percentile, spread_of
 from quire.config.hf import read_json
 from quire.config.media.idefics3 import TEXTS, IdeficsSpec
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
-from quire.layers import LayerFactory
-from quire.models import load_tower
-from quire.models.towers import ImageTower
+from quire.compute.layers import LayerFactory
+from quire.compute.models import load_tower
+from quire.compute.models.towers import ImageTower
 from quire.ops import Team, build_op_set
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 MODEL = Path(__file__).parents[1] / "models" / "smolvlm-256m"
 SIZE = (3072, 2560)

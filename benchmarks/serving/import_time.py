@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.arguments import command_line, positive_number
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 
 STARTS = {
     "python": ("-c", "pass"),

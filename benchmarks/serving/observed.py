@@ -28,7 +28,7 @@ import httpx
 from benchmarks.arguments import command_line, positive_number
 from benchmarks.serving.streamed_load import SERVE, Part, measure, served
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 
 BARE_SERVER, BARE_CORE = "bare-server", "bare-core"
 """Arguments that make this script the second server, and its core."""
@@ -38,10 +38,10 @@ NAMES = {True: "on", False: "off"}
 
 def bare_core() -> int:
     """Run an engine core that notes nothing."""
+    from quire.base.telemetry.flight.record import FlightRecorder
     from quire.engine.supervision import core_process
-    from quire.scheduler.readings.records import Records
-    from quire.scheduler.readings.step_log import StepLog
-    from quire.telemetry.flight.record import FlightRecorder
+    from quire.plan.scheduler.readings.records import Records
+    from quire.plan.scheduler.readings.step_log import StepLog
 
     for owner, names in (
         (FlightRecorder, ("enter", "event", "given", "waited", "ended", "applied")),

@@ -33,7 +33,7 @@ from tests.server.load import (
     until_ready,
 )
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 
 LIMIT_S = 600.0
 Scenario = Callable[[FakeServer], Coroutine[Any, Any, Figures]]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.arguments import command_line
 
-from quire.bench.machine import current_commit, describe_machine
+from quire.entrypoints.bench.machine import current_commit, describe_machine
 
 LIMIT_S = 60.0
 PROBE = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

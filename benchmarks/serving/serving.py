@@ -27,12 +27,12 @@ import httpx
 from benchmarks.arguments import command_line
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from quire.bench.lengths import LengthRange
-from quire.bench.serving import COMPLETIONS_PATH, ServingOptions, run_serving
-from quire.bench.serving_load import Arrivals
-from quire.bench.serving_table import figure_values
-from quire.client import RemoteServer, ServerAddress
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.entrypoints.bench.lengths import LengthRange
+from quire.entrypoints.bench.serving import COMPLETIONS_PATH, ServingOptions, run_serving
+from quire.entrypoints.bench.serving_load import Arrivals
+from quire.entrypoints.bench.serving_table import figure_values
+from quire.entrypoints.client import RemoteServer, ServerAddress
 
 MODEL = Path(__file__).parents[1] / "models" / "llama-12m"
 VOCAB_SIZE, SEED = 8192, 0
@@ -144,8 +144,8 @@ def main() -> None:
             for name, found in figure_values(run.figures, LATENCIES, PERCENTILES).items():
                 values[f"{num_streams} streams, {name}"] = found
     # Loads torch for the machine's facts, which must not happen while the server is measured.
-    from quire.bench.machine import measure_limits
-    from quire.bench.record import new_record, spread_of
+    from quire.entrypoints.bench.machine import measure_limits
+    from quire.entrypoints.bench.record import new_record, spread_of
 
     figures = {name: spread_of(found) for name, found in values.items()}
     for name, found in figures.items():

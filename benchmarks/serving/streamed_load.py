@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from quire.platform.processes import state_of
+from quire.base.platform.processes import state_of
 
 PROMPT_WORDS, ANSWER_TOKENS = 40, 200
 PATIENCE_S = 120.0
-SERVE = ("-m", "quire.cli.main", "serve", "--disable-access-log", "--disable-log-stats")
+SERVE = ("-m", "quire.entrypoints.cli.main", "serve", "--disable-access-log", "--disable-log-stats")
 """Arguments of Python that serve the bundled model."""
 
 

@@ -19,8 +19,8 @@ import time
 from benchmarks.peers.engines.random_checkpoint import read_config
 from benchmarks.steps.local_engine import LocalEngine, add_local_arguments, save_local_record
 
-from quire.bench.lengths import random_prompts
 from quire.config.memory.plan import MAX_CAPTURED_ROWS
+from quire.entrypoints.bench.lengths import random_prompts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 PROMPT_LEN = 8

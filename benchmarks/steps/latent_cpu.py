@@ -5,7 +5,8 @@
 One engine with random weights decodes 1, 4 and 16 rows, each behind a prompt of its own. A figure
 is the wall time of a step of all rows, planning and drawing included, and a share: the time in
 which this machine reads all bytes of the step once, or does all its operations, whichever is
-longer (`quire.bench.machine.LimitProbe`, measured in turns with the steps), over that wall time.
+longer (`quire.entrypoints.bench.machine.LimitProbe`, measured in turns with the steps), over that
+wall time.
 The bytes are those of latent planes and of weights: all but an embedding that is not tied and
 experts that no row chooses. A second engine, which captures nothing, computes the same steps and
 counts the latter in each.
@@ -25,10 +26,10 @@ from unittest.mock import patch
 from benchmarks.steps.local_engine import LocalEngine, add_local_arguments, save_local_record
 import torch
 
-from quire.bench.lengths import random_prompts
-from quire.bench.machine import LimitProbe
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.machine import LimitProbe
 from quire.config.model_spec import ModelSpec
-from quire.layers.moe import Experts
+from quire.compute.layers.moe import Experts
 
 ROWS = (1, 4, 16)
 WARMUP_STEPS = 2

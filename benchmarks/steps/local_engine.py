@@ -13,9 +13,9 @@ import benchmarks.peers.engines.quire_engine  # noqa: F401
 from benchmarks.arguments import command_line
 import numpy as np
 
-from quire.bench.record import new_record, spread_of
-from quire.bench.throughput import exact_params
-from quire.llm import LLM
+from quire.entrypoints.bench.record import new_record, spread_of
+from quire.entrypoints.bench.throughput import exact_params
+from quire.entrypoints.llm import LLM
 from quire.protocol.request import EngineRequest
 
 __all__ = ["LocalEngine", "add_local_arguments", "save_local_record"]

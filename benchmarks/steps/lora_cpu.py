@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from quire.bench.lengths import random_prompts
-from quire.bench.throughput import exact_params
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.throughput import exact_params
 from quire.config.adapters import AdapterFolders
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.request import EngineRequest

@@ -5,9 +5,9 @@
 One engine with random weights decodes 1, 4 and 16 rows behind short prompts, then computes prompts
 of 1,024 tokens. A figure of decode is the wall time of a step of all rows, planning and drawing
 included, and the share of it in which this machine reads all weights once and reads and writes the
-states of all rows (`quire.bench.machine.LimitProbe`, measured before each number of rows). Where
-the model has gated delta rules, a second engine computes the same prompts by turns, with attention
-in place of all of them and about as many outputs of projections.
+states of all rows (`quire.entrypoints.bench.machine.LimitProbe`, measured before each number of
+rows). Where the model has gated delta rules, a second engine computes the same prompts by turns,
+with attention in place of all of them and about as many outputs of projections.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.peers.engines.random_checkpoint import read_config
 from benchmarks.steps.local_engine import LocalEngine, add_local_arguments, save_local_record
 
-from quire.bench.lengths import random_prompts
-from quire.bench.machine import LimitProbe
+from quire.entrypoints.bench.lengths import random_prompts
+from quire.entrypoints.bench.machine import LimitProbe
 
 ROWS = (1, 4, 16)
 SHORT_LEN = 8

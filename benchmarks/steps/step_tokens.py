@@ -17,7 +17,7 @@ import time
 from benchmarks.peers.engines.random_checkpoint import read_config
 from benchmarks.steps.local_engine import LocalEngine, add_local_arguments, save_local_record
 
-from quire.bench.lengths import random_prompts
+from quire.entrypoints.bench.lengths import random_prompts
 
 STEP_TOKENS = (128, 256, 512, 1024)
 

@@ -7,13 +7,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.async_llm import AsyncLLM
-    from quire.async_llm import AsyncLLM as AsyncLLMEngine
-    from quire.engine_args import AsyncEngineArgs, EngineArgs
-    from quire.errors import ConfigError, EngineError, QuireError, RequestError
+    from quire.base.errors import ConfigError, EngineError, QuireError, RequestError
+    from quire.entrypoints.async_llm import AsyncLLM
+    from quire.entrypoints.async_llm import AsyncLLM as AsyncLLMEngine
+    from quire.entrypoints.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.entrypoints.llm import LLM
+    from quire.entrypoints.llm_engine import LLMEngine
     from quire.inputs import PromptType, TextPrompt, TokensPrompt
-    from quire.llm import LLM
-    from quire.llm_engine import LLMEngine
     from quire.protocol.adapters import LoRARequest
     from quire.protocol.beam_search import BeamSearchParams
     from quire.protocol.grammar import StructuredOutputsParams
@@ -78,16 +78,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncEngineArgs": "quire.engine_args",
-    "AsyncLLM": "quire.async_llm",
-    "EngineArgs": "quire.engine_args",
-    "LLMEngine": "quire.llm_engine",
+    "AsyncEngineArgs": "quire.entrypoints.engine_args",
+    "AsyncLLM": "quire.entrypoints.async_llm",
+    "EngineArgs": "quire.entrypoints.engine_args",
+    "LLMEngine": "quire.entrypoints.llm_engine",
     "PromptType": "quire.inputs",
     "RequestMetrics": "quire.protocol.outputs",
     "RequestOutputKind": "quire.protocol.sampling_params",
     "TextPrompt": "quire.inputs",
     "TokensPrompt": "quire.inputs",
-    "LLM": "quire.llm",
+    "LLM": "quire.entrypoints.llm",
     "BeamSearchOutput": "quire.protocol.outputs",
     "BeamSearchParams": "quire.protocol.beam_search",
     "BeamSearchSequence": "quire.protocol.outputs",
@@ -107,10 +107,10 @@ _HOMES = {
     "SamplingParams": "quire.protocol.sampling_params",
     "SchedulingParams": "quire.protocol.scheduling_params",
     "StructuredOutputsParams": "quire.protocol.grammar",
-    "ConfigError": "quire.errors",
-    "EngineError": "quire.errors",
-    "QuireError": "quire.errors",
-    "RequestError": "quire.errors",
+    "ConfigError": "quire.base.errors",
+    "EngineError": "quire.base.errors",
+    "QuireError": "quire.base.errors",
+    "RequestError": "quire.base.errors",
 }
 
 
@@ -121,5 +121,5 @@ def __getattr__(name: str) -> Any:
     if name == "AsyncLLMEngine":  # as vLLM's users also call it
         name = "AsyncLLM"
     if name not in _HOMES:
-        raise importlib.import_module("quire.idioms").missing_name("quire", name, __all__)
+        raise importlib.import_module("quire.base.idioms").missing_name("quire", name, __all__)
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -2,7 +2,7 @@
 
 import sys
 
-from quire.cli.main import main
+from quire.entrypoints.cli.main import main
 
 __all__: list[str] = []
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from quire.idioms import missing_name
-from quire.rendering import Prompt
+from quire.base.idioms import missing_name
+from quire.text.rendering import Prompt
 
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
 

@@ -1,6 +1,6 @@
 """`quire.outputs`: outputs of requests, under the names of vLLM's module."""
 
-from quire.idioms import missing_name
+from quire.base.idioms import missing_name
 from quire.protocol.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,

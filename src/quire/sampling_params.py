@@ -1,6 +1,6 @@
 """`quire.sampling_params`: sampling parameters, under the names of vLLM's module."""
 
-from quire.idioms import missing_name
+from quire.base.idioms import missing_name
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.parameters.repetition import RepetitionDetectionParams

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.attention import KVPool
+from quire.compute.attention import KVPool
 from quire.config.kv_layout import KVFormat, KVLayout, LayerKV, group_layers
 from quire.ops.native.huge_pages import HUGE_PAGE
 

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from quire.attention import (
+from quire.base.platform import Platform, detect_platform
+from quire.base.platform.gpu_facts import GpuFacts
+from quire.compute.attention import (
     AttentionNeeds,
     GroupInputs,
     KVPool,
@@ -24,14 +26,12 @@ from quire.attention import (
     StepInputs,
     select_backend,
 )
-from quire.attention.select import BACKENDS
+from quire.compute.attention.select import BACKENDS
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.ops import ALONE
 from quire.ops.attention.paged_attention.reference import paged_attention
 from quire.ops.attention.paged_batch import paged_batch
 from quire.ops.kv.pages import EMPTY_BYTE
-from quire.platform import Platform, detect_platform
-from quire.platform.gpu_facts import GpuFacts
 
 NEEDS = AttentionNeeds(torch.bfloat16, torch.bfloat16, 64, 4, 2)
 H200 = GpuFacts("nvidia", "H200", "SM 90", (9, 0), 2**37, 2**37, "580", (13, 0))

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.attention import (
+from quire.base.errors import ConfigError, EngineError
+from quire.base.platform import detect_platform
+from quire.base.platform.gpu_facts import GpuFacts
+from quire.compute.attention import (
     AttentionBackend,
     AttentionNeeds,
     GroupInputs,
@@ -23,16 +26,13 @@ from quire.attention import (
     select_backend,
     select_backends,
 )
-from quire.attention.select import BACKENDS
+from quire.compute.attention.select import BACKENDS
 from quire.config import env
 from quire.config.kv_layout import KVFormat, KVLayout
-from quire.errors import ConfigError, EngineError
 from quire.ops import ALONE
 from quire.ops.attention.paged_attention import OP
 from quire.ops.attention.paged_batch import paged_batch
 from quire.ops.kv.pages import EMPTY_BYTE
-from quire.platform import detect_platform
-from quire.platform.gpu_facts import GpuFacts
 
 PLATFORM = detect_platform()
 BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from quire.bench.lengths import LengthRange
-from quire.bench.machine import LimitProbe, describe_machine, measure_limits
-from quire.bench.record import new_record
-from quire.bench.throughput import ThroughputOptions, generate_exactly, run_throughput
-from quire.cli.main import main
-from quire.errors import ConfigError, EngineError
-from quire.llm import LLM
+from quire.base.errors import ConfigError, EngineError
+from quire.entrypoints.bench.lengths import LengthRange
+from quire.entrypoints.bench.machine import LimitProbe, describe_machine, measure_limits
+from quire.entrypoints.bench.record import new_record
+from quire.entrypoints.bench.throughput import ThroughputOptions, generate_exactly, run_throughput
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.llm import LLM
 
 SMALL = ["--load-format", "dummy", "--max-model-len", "64", "--num-threads", "1", "--quiet"]
 

@@ -16,12 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench.machine import LimitProbe
+from quire.base.platform import detect_platform
 from quire.config import read_checkpoint, read_model_spec
 from quire.config.memory.plan import weight_bytes
-from quire.llm import LLM
+from quire.entrypoints.bench.machine import LimitProbe
+from quire.entrypoints.llm import LLM
 from quire.ops.native.binding import native_unavailable
-from quire.platform import detect_platform
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
@@ -426,7 +426,7 @@ def test_a_random_file_is_a_model(shape: str, kind: str, tmp_path: Path) -> None
     were drawn; those of Q8_0 may be half a step away."""
     from transformers import AutoConfig
 
-    from quire.quantization.gguf import GGUFReader
+    from quire.compute.quantization.gguf import GGUFReader
 
     config = json.loads((ROOT / "benchmarks" / "models" / shape / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 256} | SHRUNK[shape]))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from quire.bench.lengths import Workload
-from quire.bench.machine import LimitProbe
+from quire.entrypoints.bench.lengths import Workload
+from quire.entrypoints.bench.machine import LimitProbe
 from tests.waiting import wait_for
 
 FAKE = '''
@@ -186,7 +186,7 @@ def record(
     limits = ("read_gb_per_s", "matmul_gflop_per_s", "bf16_gflop_per_s", "int8_gop_per_s")
     figures |= {f"limit_{name}": [10.0] for name in limits}
     turns = {"group": group, "members": ["Fake, two", "Fake, one"]}
-    spread_of = importlib.import_module("quire.bench.record").spread_of
+    spread_of = importlib.import_module("quire.entrypoints.bench.record").spread_of
     return {
         "workload": {"engine": "fake", "weights": weights, "bits": 8, "turns": turns},
         "figures": {

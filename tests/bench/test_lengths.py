@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench.lengths import (
+from quire.base.errors import ConfigError
+from quire.entrypoints.bench.lengths import (
     DATASETS,
     LengthRange,
     LogNormal,
@@ -15,8 +16,7 @@ from quire.bench.lengths import (
     parse_lengths,
     random_prompts,
 )
-from quire.bench.record import percentile, spread_of
-from quire.errors import ConfigError
+from quire.entrypoints.bench.record import percentile, spread_of
 
 
 def test_lengths_as_text() -> None:

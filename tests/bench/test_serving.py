@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench.serving_figures import parse_goodput, serving_figures
-from quire.bench.serving_load import Arrivals, Load, LoadResult, run_load
-from quire.bench.serving_stream import AnswerReader, AnswerTimes
-from quire.cli.flags.bench import bench_command
-from quire.cli.main import main
-from quire.client import ServerAddress
-from quire.errors import ConfigError, EngineError
+from quire.base.errors import ConfigError, EngineError
+from quire.entrypoints.bench.serving_figures import parse_goodput, serving_figures
+from quire.entrypoints.bench.serving_load import Arrivals, Load, LoadResult, run_load
+from quire.entrypoints.bench.serving_stream import AnswerReader, AnswerTimes
+from quire.entrypoints.cli.flags.bench import bench_command
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.client import ServerAddress
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from quire.llm import LLM
+from quire.entrypoints.llm import LLM
 
 
 def test_a_shared_prefix_lets_more_requests_run_at_once() -> None:

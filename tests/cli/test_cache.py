@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.cli.main import main
+from quire.entrypoints.cli.main import main
 from tests.engine.test_laws import params
 from tests.small_engines import Maker, small_engines
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from quire.bundled import bundled_model_path
-from quire.cli.flags import source as source_flags
-from quire.cli.main import main
-from quire.cli.texts.dialogue import print_answer
-from quire.cli.texts.source import Piece, ServerSource
-from quire.client import ServerAddress
+from quire.entrypoints.cli.flags import source as source_flags
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.texts.dialogue import print_answer
+from quire.entrypoints.cli.texts.source import Piece, ServerSource
+from quire.entrypoints.client import ServerAddress
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 
@@ -400,7 +400,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_but_not_the_chat() -> None:
         # A shell starts what it runs in the background, as these tests may be, without Ctrl-C.
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            "from quire.cli.main import main; sys.exit(main())"
+            "from quire.entrypoints.cli.main import main; sys.exit(main())"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", code, "chat", "--url", url],

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.cli.main import main
-from quire.cli.texts.dialogue import pieces_of
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.texts.dialogue import pieces_of
 from tests.client.scripted_server import Script, serve_script
 from tests.image_writer import as_bytes, picture, write_vision_checkpoint
 

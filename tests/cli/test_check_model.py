@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.attention import ReferenceAttention
-from quire.bench import model_check
-from quire.cli.main import main
-from quire.models.llama import LlamaBlock, LlamaModel
+from quire.compute.attention import ReferenceAttention
+from quire.compute.models.llama import LlamaBlock, LlamaModel
+from quire.entrypoints.bench import model_check
+from quire.entrypoints.cli.main import main
 from tests.models.families import CASES, write_checkpoint
 
 

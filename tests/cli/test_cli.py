@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from quire import __version__
-from quire.cli import run_batch, serve
-from quire.cli.flags.engine import given_settings
-from quire.cli.flags.foreign import flag_advice
-from quire.cli.main import COMMANDS, main
-from quire.cli.parser import CommandParser
+from quire.entrypoints.cli import run_batch, serve
+from quire.entrypoints.cli.flags.engine import given_settings
+from quire.entrypoints.cli.flags.foreign import flag_advice
+from quire.entrypoints.cli.main import COMMANDS, main
+from quire.entrypoints.cli.parser import CommandParser
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 
@@ -23,7 +23,7 @@ QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from quire.cli.main import main; sys.exit(main())"
+    code = "import sys; from quire.entrypoints.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
@@ -32,7 +32,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     """An import that stopped being lazy costs every call of the program seconds."""
     code = (
         "import sys\n"
-        "from quire.cli.main import main\n"
+        "from quire.entrypoints.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "heavy = {'torch', 'numpy', 'tokenizers', 'jinja2', 'fastapi', 'yaml', 'quire.config'}\n"
         "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)"
@@ -49,7 +49,7 @@ def test_help_of_a_command_loads_no_torch(command: str) -> None:
     """Whoever looks for a flag should not wait for what they do not use."""
     code = (
         "import sys\n"
-        "from quire.cli.main import main\n"
+        "from quire.entrypoints.cli.main import main\n"
         f"try:\n    main([{command!r}, '--help'])\n"
         "except SystemExit as end:\n    assert end.code == 0\n"
         "sys.exit(', '.join({'torch', 'transformers'} & sys.modules.keys()) or 0)"
@@ -65,7 +65,7 @@ def test_help_of_serve_loads_no_web_framework() -> None:
     """FastAPI and numpy would take it most of a second."""
     code = (
         "import sys\n"
-        "from quire.cli.main import main\n"
+        "from quire.entrypoints.cli.main import main\n"
         "try:\n    main(['serve', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "sys.exit(', '.join({'fastapi', 'uvicorn', 'numpy', 'zmq'} & sys.modules.keys()) or 0)"
     )
@@ -78,7 +78,7 @@ def test_help_of_serve_loads_no_web_framework() -> None:
 def test_plan_loads_no_torch() -> None:
     """A plan is for looking before the machine is touched."""
     code = (
-        "import sys; from quire.cli.main import main\n"
+        "import sys; from quire.entrypoints.cli.main import main\n"
         f"status = main(['plan', {QWEN!r}, '--load-format', 'dummy', '--max-model-len', '64'])\n"
         "sys.exit(status or 'torch' in sys.modules)"
     )
@@ -244,7 +244,7 @@ def test_the_page_for_users_of_llama_cpp_says_what_the_refusals_say() -> None:
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_closed_input_is_an_empty_one(command: str) -> None:
     """Fault: a traceback."""
-    code = "import sys; from quire.cli.main import main; sys.exit(main())"
+    code = "import sys; from quire.entrypoints.cli.main import main; sys.exit(main())"
     shell = 'exec "$0" -c "$1" "$2" --url "$3" <&-'
     with serve_script(Script()) as url:
         asked = ["sh", "-c", shell, sys.executable, code, command, url]

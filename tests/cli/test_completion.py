@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from quire.cli.main import COMMANDS, command_parsers, main
+from quire.entrypoints.cli.main import COMMANDS, command_parsers, main
 
 
 def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, bundled
-from quire.cli import demo
-from quire.cli.main import main
 from quire.config.settings import EngineSettings
+from quire.entrypoints.cli import demo
+from quire.entrypoints.cli.main import main
 from quire.server.generation.served_model import served_names, with_model
 from quire.server.settings import ServerSettings
 from tests.gguf_writer import write_gguf

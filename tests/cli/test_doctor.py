@@ -10,12 +10,12 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from quire.bench import diagnosis
-from quire.bench.diagnosis import diagnose, render_diagnosis
-from quire.cli.main import main
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.base.platform.torch_build import TorchBuild, torch_sizes
+from quire.entrypoints.bench import diagnosis
+from quire.entrypoints.bench.diagnosis import diagnose, render_diagnosis
+from quire.entrypoints.cli.main import main
 from quire.ops import ALL_OPS, CheckReport, Op, Provider, force_gpu_kernels
-from quire.platform.torch_build import TorchBuild, torch_sizes
 from tests.config.specs import make_gpu_platform, make_platform
 
 NORM = ALL_OPS["rms_norm"]

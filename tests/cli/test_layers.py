@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import chat, plan, serve
-from quire.cli.flags.engine import read_settings
-from quire.cli.flags.server import read_server_settings
-from quire.cli.main import main
-from quire.cli.parser import CommandParser
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.entrypoints.cli import chat, plan, serve
+from quire.entrypoints.cli.flags.engine import read_settings
+from quire.entrypoints.cli.flags.server import read_server_settings
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.parser import CommandParser
 from tests.client.scripted_server import Script, serve_script
 
 KEYS = ("a" * 16, "b" * 16)

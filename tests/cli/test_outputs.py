@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.main import main
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
+from quire.base.errors import ConfigError
+from quire.base.platform.outputs import check_output
+from quire.entrypoints.cli.main import main
 from tests.waiting import WAIT_S
 
 MODEL = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")

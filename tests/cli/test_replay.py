@@ -14,8 +14,8 @@ from PIL import Image
 
 from quire import LLM, LoRARequest, RequestOutput, SamplingParams
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
 from quire.engine.stated_media import is_tensor
+from quire.entrypoints.cli.main import main
 from quire.protocol.receipts import Receipt
 from tests.engine.test_laws import has_kernels
 from tests.engine.test_receipts import forged

@@ -14,11 +14,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from quire.cli.main import main
+from quire.entrypoints.cli.main import main
 from tests import waiting
 from tests.waiting import WAIT_S
 
-CODE = "import sys; from quire.cli.main import main; sys.exit(main())"
+CODE = "import sys; from quire.entrypoints.cli.main import main; sys.exit(main())"
 START_S = 240
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.cli.main import main
+from quire.entrypoints.cli.main import main
 
 
 def warnings_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

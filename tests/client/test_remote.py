@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import RemoteServer, ServerAddress
-from quire.errors import ConfigError, EngineError, RequestError
+from quire.base.errors import ConfigError, EngineError, RequestError
+from quire.entrypoints.client import RemoteServer, ServerAddress
 from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S
 

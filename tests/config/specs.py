@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quire.base.platform import CpuFacts, GpuFacts, Platform
 from quire.config import ModelSpec, ParameterCounts, RopeSpec
 from quire.config.model_spec import LlamaTraits
-from quire.platform import CpuFacts, GpuFacts, Platform
 
 GIB = 2**30
 

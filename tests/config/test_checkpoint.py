@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config import find_weight_files, read_checkpoint, read_model_spec
-from quire.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config import ModelSpec
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
 
 ALL = EngineSettings()

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
 from quire.config import env
 from quire.config.device import MOST_THREADS, MOST_THREADS_PER_CORE
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.errors import ConfigError
-from quire.platform import detect_platform
 
 
 def threads(**settings: object) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config import ModelSpec, read_model_spec
 from quire.config.families.cohere import CohereTraits
 from quire.config.families.gemma import Gemma2Traits
@@ -25,7 +26,6 @@ from quire.config.rope import (
 )
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
-from quire.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.base.errors import ConfigError
 from quire.config import read_checkpoint, read_model_spec, resolve_model_folder
 from quire.config.families import FAMILIES
 from quire.config.families.gemma4 import Gemma4Traits
@@ -29,7 +30,6 @@ from quire.config.rope import (
     RopeSpec,
     YarnScaling,
 )
-from quire.errors import ConfigError
 from tests.gguf_writer import Tensor, float_tensor, write_gguf
 from tests.profiles import machine_settings
 

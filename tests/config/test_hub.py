@@ -14,8 +14,8 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import validate_repo_id
 
+from quire.base.errors import ConfigError
 from quire.config.hub import local_folder, resolve_model_folder, resolve_tokenizer_folder
-from quire.errors import ConfigError
 from tests.waiting import WAIT_S
 
 

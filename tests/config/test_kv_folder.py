@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.base.errors import ConfigError
+from quire.base.platform.processes import unique_name
 from quire.config.kv_disk.check import clear
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore
 from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.kv_disk.records import RECORD, StoreHeader
-from quire.errors import ConfigError
-from quire.platform.processes import unique_name
 from quire.protocol.pins import KeptPin
 from tests.waiting import WAIT_S
 

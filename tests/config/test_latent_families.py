@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config import read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import LatentSpec, LlamaTraits, ModelSpec
 from quire.config.rope import RopeSpec, YarnScaling
-from quire.errors import ConfigError
 
 YARN = {
     "type": "yarn",

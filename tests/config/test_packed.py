@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from quire.base.errors import ConfigError
 from quire.config import read_checkpoint, read_model_spec
 from quire.config.hf import DTYPE_BITS
 from quire.config.memory.plan import weight_bytes
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.packed.compressed_tensors.scheme import BY_TOKEN
-from quire.errors import ConfigError
 from tests.packed_writer import (
     FORMATS,
     Format,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from quire.base.errors import ConfigError
 from quire.config import read_model_spec
 from quire.config.memory.ranks import check_rank_invariant, check_ranks, describe_rank
 from quire.config.model_spec import ModelSpec
@@ -18,7 +19,6 @@ from quire.config.render_plan import render_plan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.errors import ConfigError
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
 from tests.models.families import GEMMA4_EXPERTS, Case, write_checkpoint
 from tests.models.family_bases import BASES

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config import read_model_spec
 from quire.config.families.mamba import SSDTraits
 from quire.config.families.qwen3_next import DeltaTraits
@@ -15,7 +16,6 @@ from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import DeltaHeads, SSDHeads
 from quire.config.rope import RopeSpec
 from quire.config.shard import Shard
-from quire.errors import ConfigError
 
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config.kv_layout import KVFormat
 from quire.config.render_plan import render_plan
 from quire.config.resolve import Decision, Resolved, resolve
 from quire.config.rope import LongRopeScaling
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.platform import Platform
 from tests.config.specs import GIB, make_gpu_platform, make_platform, make_spec
 from tests.profiles import examples
 

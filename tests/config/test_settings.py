@@ -11,13 +11,13 @@ import torch
 from tools import memory_table
 from tools.settings_reference import REFERENCE, render_reference
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
-from quire.cli.flags.fields import add_field_flags
 from quire.config.memory.amounts import parse_bytes, parse_count
 from quire.config.resolved import ResolvedScheduler, ResolvedSettings
 from quire.config.settings import SECTIONS, EngineSettings, setting_fields
 from quire.config.startup import find_model
-from quire.errors import ConfigError
+from quire.entrypoints.cli.flags.fields import add_field_flags
 
 
 def test_unknown_name_is_an_error_that_names_the_nearest() -> None:

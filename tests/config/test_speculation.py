@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config.settings import EngineSettings
 from quire.config.speculation import SpeculationSettings, parse_speculation
-from quire.errors import ConfigError
 
 
 def parse(given: object) -> SpeculationSettings | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.dialect import (
+from quire.text.dialect import (
     AnswerParser,
     CallArguments,
     CallStart,
@@ -19,7 +19,7 @@ from quire.dialect import (
     Thinking,
     Tool,
 )
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 __all__ = ["TOOLS", "Answer", "Call", "parsed", "read"]
 

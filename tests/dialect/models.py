@@ -15,10 +15,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from quire.grammar.source import grammar_text
-from quire.grammar.vocabulary import Vocabulary
+from quire.plan.grammar.source import grammar_text
+from quire.plan.grammar.vocabulary import Vocabulary
 from quire.protocol.grammar import GrammarSpec
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 __all__ = ["EOS", "TURN", "Follower", "library", "tokenizer", "walk"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from quire.dialect.chat import WholeChats
-from quire.dialect.conversation import in_call_order, prepared, with_call_ids
-from quire.dialect.families import DIALECTS
-from quire.dialect.spec import IdStyle
-from quire.errors import RequestError
-from quire.rendering import ChatTemplate
+from quire.base.errors import RequestError
+from quire.text.dialect.chat import WholeChats
+from quire.text.dialect.conversation import in_call_order, prepared, with_call_ids
+from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.spec import IdStyle
+from quire.text.rendering import ChatTemplate
 from tests.dialect.models import tokenizer
 
 

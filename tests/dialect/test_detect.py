@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
-from quire.dialect import Dialect, Thinking, answer_grammar, find_dialect, tools_prompt
-from quire.dialect.families import DIALECTS, VARIANTS
-from quire.errors import ConfigError
-from quire.rendering import Tokenizer
-from quire.rendering.chat_template.template import ChatTemplate
+from quire.text.dialect import Dialect, Thinking, answer_grammar, find_dialect, tools_prompt
+from quire.text.dialect.families import DIALECTS, VARIANTS
+from quire.text.rendering import Tokenizer
+from quire.text.rendering.chat_template.template import ChatTemplate
 from tests.dialect.answers import TOOLS, parsed, read
 from tests.dialect.chat_templates import TEMPLATES, WITHOUT_CALLS, chatml
 from tests.dialect.models import Follower, tokenizer

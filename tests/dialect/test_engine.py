@@ -11,12 +11,12 @@ import jsonschema
 import numpy as np
 import pytest
 
-from quire.dialect import Thinking, Tool, answer_grammar
-from quire.dialect.families import DIALECTS
-from quire.errors import RequestError
-from quire.grammar.guidance import GuidanceGrammars
+from quire.base.errors import RequestError
+from quire.plan.grammar.guidance import GuidanceGrammars
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.grammar import GrammarKind, StructuredOutputsParams
+from quire.text.dialect import Thinking, Tool, answer_grammar
+from quire.text.dialect.families import DIALECTS
 from tests.dialect.answers import parsed, read
 from tests.engine.fake_engine import FakeEngine
 from tests.grammar.bundled_tokens import EOS, grammars, tokenizer

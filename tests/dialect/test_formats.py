@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from quire.dialect import (
+from quire.text.dialect import (
     CallArguments,
     CallStart,
     Dialect,
@@ -19,9 +19,9 @@ from quire.dialect import (
     ToolChoice,
     answer_grammar,
 )
-from quire.dialect.families import DIALECTS
-from quire.dialect.spec import ArgumentStyle
-from quire.rendering import Tokenizer
+from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.spec import ArgumentStyle
+from quire.text.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import WRITERS, encoded, plain

@@ -12,27 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from quire.base.errors import ConfigError, RequestError
 from quire.config.settings import EngineSettings
-from quire.dialect import (
-    Thinking,
-    Tool,
-    ToolChoice,
-    answer_grammar,
-    find_dialect,
-    thinking_at_end,
-)
-from quire.dialect.chat import WholeChats, answer_of
-from quire.dialect.families import DIALECTS
-from quire.dialect.harmony import HarmonyTemplate, own_template, render_harmony
-from quire.dialect.parts import Part
 from quire.engine.model_front import ModelFront
 from quire.engine.provenance import Provenance
-from quire.errors import ConfigError, RequestError
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.outputs import CompletionOutput
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import Renderer
-from quire.rendering.chat_template.template import ChatTemplate
 from quire.server.anthropic.request import read_request
 from quire.server.generation.backend import ServedModel
 from quire.server.generation.prompts import PromptRenderer
@@ -40,6 +26,20 @@ from quire.server.openai.tools import answer_form, asked_tools
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.limits import Limits
 from quire.server.requests.messages_bodies import MessagesRequest
+from quire.text.dialect import (
+    Thinking,
+    Tool,
+    ToolChoice,
+    answer_grammar,
+    find_dialect,
+    thinking_at_end,
+)
+from quire.text.dialect.chat import WholeChats, answer_of
+from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.harmony import HarmonyTemplate, own_template, render_harmony
+from quire.text.dialect.parts import Part
+from quire.text.rendering import Renderer
+from quire.text.rendering.chat_template.template import ChatTemplate
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import Follower, tokenizer, walk
 from tests.dialect.written import encoded

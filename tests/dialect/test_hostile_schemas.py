@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quire.dialect import Tool, answer_grammar
-from quire.dialect.argument_rules import _string_nodes
-from quire.dialect.families import DIALECTS
-from quire.dialect.harmony import render_harmony
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.json_schema.types import ALL_TYPES, resolved, types_of
+from quire.text.dialect import Tool, answer_grammar
+from quire.text.dialect.argument_rules import _string_nodes
+from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.harmony import render_harmony
 from tests.dialect.models import tokenizer
 
 TAGGED = DIALECTS["qwen3_coder"].bound(tokenizer(DIALECTS["qwen3_coder"].markers))

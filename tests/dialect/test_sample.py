@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from quire.dialect import AnswerParser, Part, Thinking, Tool
-from quire.dialect.families import DIALECTS
-from quire.dialect.sample import PartsReader
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import Renderer
+from quire.text.dialect import AnswerParser, Part, Thinking, Tool
+from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.sample import PartsReader
+from quire.text.rendering import Renderer
 from tests.dialect.answers import Answer, read
 from tests.dialect.models import tokenizer
 from tests.pairs import BY_PAIRS

@@ -12,14 +12,14 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
-from quire.dialect import Dialect, Tool, answer_grammar
-from quire.dialect.families import DIALECTS
-from quire.errors import RequestError
-from quire.grammar.source import grammar_text
-from quire.grammar.trial import LIMITS, _judge
-from quire.rendering import Tokenizer
+from quire.base.errors import RequestError
+from quire.plan.grammar.source import grammar_text
+from quire.plan.grammar.trial import LIMITS, _judge
 from quire.server.generation.parsed import AnswerForm
 from quire.server.openai.structured import dropped_keywords
+from quire.text.dialect import Dialect, Tool, answer_grammar
+from quire.text.dialect.families import DIALECTS
+from quire.text.rendering import Tokenizer
 from tests.dialect.answers import parsed, read
 from tests.dialect.models import Follower, library, tokenizer, walk
 from tests.dialect.written import encoded

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from quire.dialect import (
+from quire.protocol.grammar import GrammarKind, GrammarSpec
+from quire.text.dialect import (
     AnswerParser,
     Dialect,
     Thinking,
@@ -15,9 +16,8 @@ from quire.dialect import (
     answer_grammar,
     thinking_at_end,
 )
-from quire.dialect.families import DIALECTS
-from quire.protocol.grammar import GrammarKind, GrammarSpec
-from quire.rendering import Tokenizer
+from quire.text.dialect.families import DIALECTS
+from quire.text.rendering import Tokenizer
 from tests.dialect.answers import TOOLS, Answer, parsed, read
 from tests.dialect.models import EOS, TURN, Follower, tokenizer, walk
 from tests.dialect.test_formats import ALL, model

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 from tests.dialect.answers import Answer, Call
 
 __all__ = ["WRITERS", "encoded", "plain"]

@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from quire.distributed import Collectives, PlainCollectives, together
-from quire.errors import EngineError, EngineLostError
+from quire.base.errors import EngineError, EngineLostError
+from quire.base.platform import detect_platform
+from quire.base.platform.shared_region import SLOT_BYTES, SharedRegion
+from quire.ops.distributed import Collectives, PlainCollectives, together
 from quire.ops.exchange import join_region
 from quire.ops.native.binding import load_native, native_unavailable
 from quire.ops.native.capture import CaptureArena, record_calls, replay_list
 from quire.ops.native.team import Team
 from quire.ops.norm.norm_rows.reference import norm_rows
 from quire.ops.sampling.draw.cpu import bind
-from quire.platform import detect_platform
-from quire.platform.shared_region import SLOT_BYTES, SharedRegion
 from tests.pairs import BY_PAIRS
 from tests.waiting import WAIT_S
 

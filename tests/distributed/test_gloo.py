@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from quire.distributed import Collectives
-from quire.distributed.gloo import GlooCollectives, GlooMeeting, GlooStore
-from quire.errors import EngineLostError
+from quire.base.errors import EngineLostError
+from quire.ops.distributed import Collectives
+from quire.ops.distributed.gloo import GlooCollectives, GlooMeeting, GlooStore
 from tests.distributed.test_collectives import Ranks, given
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """A rank of a model whose forward fails, between two exchanges, whenever it computes a fatal token.
 
-Run in place of `quire.executor.processes.rank_process`; with the argument "replays", all replays
-fail there instead.
+Run in place of `quire.compute.executor.processes.rank_process`; with the argument "replays", all
+replays fail there instead.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ sys.path[0] = str(ROOT)  # in place of this file's folder
 
 import torch  # noqa: E402
 
-from quire.executor.processes.rank_process import run_rank  # noqa: E402
-from quire.layers.linear import RowLinear  # noqa: E402
-from quire.models.llama import LlamaModel  # noqa: E402
+from quire.compute.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.compute.layers.linear import RowLinear  # noqa: E402
+from quire.compute.models.llama import LlamaModel  # noqa: E402
 from quire.ops.native.replay import ReplayList  # noqa: E402
 
 FATAL = 77

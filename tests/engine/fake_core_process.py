@@ -19,17 +19,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # in place of this file's folder
 
+from quire.base.errors import ConfigError, EngineError  # noqa: E402
+from quire.base.telemetry.flight.record import FlightRecorder  # noqa: E402
 from quire.engine.core.engine_core import PlanObserver  # noqa: E402
 from quire.engine.core.heartbeat import Progress  # noqa: E402
 from quire.engine.supervision.core_process import StartedCore, run_core_process  # noqa: E402
-from quire.errors import ConfigError, EngineError  # noqa: E402
 from quire.protocol import StepPlan, StepResult  # noqa: E402
 from quire.protocol.control import ControlOp, LoadWeights, Report  # noqa: E402
 from quire.protocol.media import MediaInfo  # noqa: E402
 from quire.protocol.messages import Launch  # noqa: E402
 from quire.protocol.status import EngineCapacity  # noqa: E402
 from quire.protocol.step import IntArray, LateInput  # noqa: E402
-from quire.telemetry.flight.record import FlightRecorder  # noqa: E402
 from tests.engine.fake_engine import FakeEngine  # noqa: E402
 from tests.grammar.bundled_tokens import grammars  # noqa: E402
 

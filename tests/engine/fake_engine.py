@@ -8,13 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.base.telemetry.flight.record import FlightRecorder
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import parse_speculation
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.hook_runner import HookRunner
-from quire.grammar import Grammars
-from quire.kv_cache import BlockHasher, KVManager
+from quire.plan.grammar import Grammars
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import Fcfs, Feasibility, Scheduler
+from quire.plan.speculation import DraftMethods
 from quire.protocol import EngineRequest, SamplingParams, SequenceFinish
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
@@ -23,9 +26,6 @@ from quire.protocol.media import Media
 from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.recovery import ALWAYS_SWAP
 from quire.protocol.step import MediaSpan
-from quire.scheduler import Fcfs, Feasibility, Scheduler
-from quire.speculation import DraftMethods
-from quire.telemetry.flight.record import FlightRecorder
 from tests.executor.fake import FakeExecutor, FakeModel
 
 STUCK_S = 120.0

@@ -1,8 +1,8 @@
 """A rank of a model that hangs from a signal on: the thread that computes waits for ever, at
 whatever it does, and the one that says that the process lives goes on.
 
-Run in place of `quire.executor.processes.rank_process`; with the argument "core", in place of
-`quire.engine.supervision.core_process`, it is a core that starts such ranks, and whose own rank
+Run in place of `quire.compute.executor.processes.rank_process`; with the argument "core", in place
+of `quire.engine.supervision.core_process`, it is a core that starts such ranks, and whose own rank
 computes no more from another signal on.
 """
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this file's folder
 
+from quire.compute.executor.processes import group  # noqa: E402
 from quire.engine.supervision import core_process  # noqa: E402
-from quire.executor.processes import group  # noqa: E402
 
 HANG = signal.SIGUSR2
 HANG_CORE = signal.SIGRTMIN
@@ -36,7 +36,7 @@ def hang(*_: object) -> None:
 def hang_in_steps() -> None:
     """Let the thread that launches steps wait for ever in the next one, once the signal came to the
     main thread."""
-    from quire.worker import Worker
+    from quire.compute.worker import Worker
 
     launch, is_told = Worker.launch, threading.Event()
 
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["core"]:
         group.RankGroup = partial(group.RankGroup, command=COMMAND)  # type: ignore[misc, assignment]
         sys.exit(core_process.run_core_process(build))
-    from quire.executor.processes.rank_process import run_rank
+    from quire.compute.executor.processes.rank_process import run_rank
 
     signal.signal(HANG, hang)
     sys.exit(run_rank())

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from quire.errors import RequestError
-from quire.grammar import Grammar, Mask
+from quire.base.errors import RequestError
+from quire.plan.grammar import Grammar, Mask
 from quire.protocol import EngineRequest, IntArray
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.step import MaskArray

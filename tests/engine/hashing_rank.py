@@ -1,6 +1,6 @@
 """A rank of a model that notes the bits of what it computes, so that ranks with other ones end.
 
-Run in place of `quire.executor.processes.rank_process`.
+Run in place of `quire.compute.executor.processes.rank_process`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from quire.executor.processes.rank_process import run_rank  # noqa: E402
-from quire.layers.embedding import LMHead  # noqa: E402
+from quire.compute.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.compute.layers.embedding import LMHead  # noqa: E402
 
 COMMAND = (sys.executable, __file__)
 NOTED: list[torch.Size] = []

@@ -21,7 +21,7 @@ from quire import (
 )
 from quire.protocol import BeamRules, EngineRequest
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import RenderedPrompt
+from quire.text.rendering import RenderedPrompt
 from tests.models.families import CASES, random_sequences, write_checkpoint
 
 STOPS = tuple(range(3, 120, 9))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.engine.build import block_hasher
-from quire.errors import ConfigError
-from quire.platform import detect_platform
 from quire.protocol.control import Report
 
 SECRET = "a secret of all engines"

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.errors import EngineError
-from quire.models.llama import LlamaModel
-from quire.platform import detect_platform
-from quire.runner.graphs.decode import DecodeSteps
-from quire.runner.graphs.failures import MAX_FAILURES
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
+from quire.compute.models.llama import LlamaModel
+from quire.compute.runner.graphs.decode import DecodeSteps
+from quire.compute.runner.graphs.failures import MAX_FAILURES
 from tests.engine.test_laws import assert_same, has_kernels, params, workload
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.models.harness import set_biases

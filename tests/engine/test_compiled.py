@@ -8,7 +8,7 @@ import pytest
 import torch._dynamo
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from tests.models.families import CASES, write_checkpoint
 
 PROMPTS = ([5, 6, 7, 8, 9, 10], [11, 12, 13])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import (
+from quire.base.errors import (
     ConfigError,
     EngineError,
     EngineUnavailableError,

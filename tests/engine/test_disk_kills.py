@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.kv_disk.folder import KVFolder
 from quire.config.kv_disk.records import read_records
-from quire.kv_cache.disk_index import DiskIndex
+from quire.plan.kv_cache.disk_index import DiskIndex
 from tests.engine.disk_victim import NUM_PROMPTS, answer
 from tests.profiles import SCALE
 from tests.small_engines import small_engines

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from quire import LLM
+from quire.base.telemetry.flight.record import FlightRecorder
+from quire.base.telemetry.flight.stacks import StackPlace
 from quire.bundled import bundled_model_path
 from quire.config.kv_disk.folder import KVFolder
 from quire.config.kv_disk.pins import write_pins
@@ -23,8 +25,6 @@ from quire.engine.build import BuiltCore, build_core
 from quire.engine.core import pin_list
 from quire.protocol.control import ListPins
 from quire.protocol.pins import KeptPin, PinnedPrefix
-from quire.telemetry.flight.record import FlightRecorder
-from quire.telemetry.flight.stacks import StackPlace
 from tests.engine.test_disk_prefixes import OTHERS, ask, is_saved
 from tests.engine.test_laws import assert_same
 from tests.small_engines import SMALL, Maker, small_engines

@@ -15,10 +15,10 @@ import pytest
 from safetensors.torch import load_file
 
 from quire import LLM, LoRARequest, RequestOutput
+from quire.base.errors import ConfigError
 from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
 from quire.engine.disk_tier import weights_digest
-from quire.errors import ConfigError
 from tests.engine.test_host_prefixes import LENGTH, PROMPT, ask
 from tests.engine.test_laws import assert_same
 from tests.lora.adapters import write_adapter
@@ -450,7 +450,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, llm: LLM, call: str) -> threading.E
 
 def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is computed. No other waits, and the disk is used again when it answers."""
-    monkeypatch.setattr("quire.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr("quire.plan.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
     cold, llm = once(make), make()
     event = hanging(monkeypatch, llm, "read")
     assert_same([ask(llm)], [cold])
@@ -486,8 +486,8 @@ def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
 ) -> None:
     """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
     other contents when the disk answers."""
-    monkeypatch.setattr("quire.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
-    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.1)
+    monkeypatch.setattr("quire.plan.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr("quire.plan.kv_cache.sources.SAVE_SECONDS", 0.1)
     cold = once(make)
     with small_engines(None) as plain:
         large = [ask(plain(num_kv_blocks=16), prompt) for prompt in OTHERS[:4]]
@@ -514,7 +514,7 @@ def test_a_running_request_waits_for_blocks_that_saves_hold(
     ask(llm, OTHERS[0])
     assert num_used(llm) == 2, "no blocks wait to be saved"
     llm.engine.client._core._scheduler.state.kv.sources._deadlines.clear()  # type: ignore[attr-defined]
-    monkeypatch.setattr("quire.kv_cache.sources.SAVE_SECONDS", 0.3)
+    monkeypatch.setattr("quire.plan.kv_cache.sources.SAVE_SECONDS", 0.3)
     ask(llm, OTHERS[1])
     assert llm.engine.client.stats().preempted_total == 0
     event.set()

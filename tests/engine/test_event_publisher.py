@@ -16,12 +16,12 @@ import pytest
 import zmq
 
 from quire import LLM
+from quire.base.errors import ConfigError
+from quire.base.telemetry.kv_events import KVEventsSettings, parse_kv_events
 from quire.config.settings import EngineSettings
 from quire.engine.core import event_publisher
 from quire.engine.core.event_publisher import EventPublisher
-from quire.errors import ConfigError
-from quire.kv_cache import KVManager
-from quire.telemetry.kv_events import KVEventsSettings, parse_kv_events
+from quire.plan.kv_cache import KVManager
 from tests.engine.test_rank_faults import children_of
 from tests.kv_cache.test_events import log_of, manager, of_pool, told
 from tests.kv_subscriber import Subscriber

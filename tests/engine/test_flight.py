@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
-from quire.telemetry.flight.dump import FlightDump, decode_dump
-from quire.telemetry.flight.dump import collect as collect_dump
-from quire.telemetry.flight.record import (
+from quire.base.errors import RequestError
+from quire.base.telemetry.flight.dump import FlightDump, decode_dump
+from quire.base.telemetry.flight.dump import collect as collect_dump
+from quire.base.telemetry.flight.record import (
     Doing,
     EventKind,
     FlightRecord,
     FlightRecorder,
     read_record,
 )
-from quire.telemetry.flight.stacks import gather_stacks
+from quire.base.telemetry.flight.stacks import gather_stacks
 from tests.engine.fake_core_process import HANGER, KILLER, FakeCoreOptions
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.hanging_rank import CORE_COMMAND as HANGING_RANKS
@@ -45,7 +45,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         monkeypatch.setenv("TMPDIR", directory)
         patient = partial(gather_stacks, patience_s=WAIT_S)  # a busy core may write late
-        monkeypatch.setattr("quire.telemetry.flight.dump.gather_stacks", patient)
+        monkeypatch.setattr("quire.base.telemetry.flight.dump.gather_stacks", patient)
         yield Path(directory) / f"quire-flight-{os.getuid()}"
 
 

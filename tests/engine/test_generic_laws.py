@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from tests.engine.test_laws import DEPTHS, assert_same, run, run_alone, workload
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.small_engines import Maker, small_engines

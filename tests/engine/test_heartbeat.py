@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from quire.base.telemetry import EngineStats
 from quire.engine.clients.engine_watch import EngineWatch
 from quire.engine.core.heartbeat import heartbeats
 from quire.protocol.codec import encode
 from quire.protocol.messages import Heartbeat, Welcome
 from quire.protocol.status import EngineCapacity, EngineState
-from quire.telemetry import EngineStats
 from tests.waiting import WAIT_S
 
 CAPACITY = EngineCapacity(64, 8, 64, 16, 64, 1024, ((None, 64),), False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError, EngineError, RequestError
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.errors import ConfigError, EngineError, RequestError
 from quire.hooks import HOLD, PASS, Answer, End, Pass, Replace, Unsent, WatchedSequence
 from quire.hooks.load import HookSet, load_hooks
 from quire.protocol import EngineRequest, FinishReason

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quire import LLM, LoRARequest, RequestOutput
-from quire.errors import EngineError
-from quire.kv_transfer.block_copies import DirectCopies
+from quire.base.errors import EngineError
+from quire.compute.kv_transfer.block_copies import DirectCopies
 from tests.engine.test_laws import assert_same, params
 from tests.lora.adapters import write_adapter
 from tests.models.families import Case, write_checkpoint

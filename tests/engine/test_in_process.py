@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quire.errors import EngineError
-from quire.executor.in_process import InProcessExecutor
+from quire.base.errors import EngineError
+from quire.compute.executor.in_process import InProcessExecutor
+from quire.compute.runner.pending import FinishedStep
 from quire.protocol import StepPlan, StepResult
 from quire.protocol.control import Report
 from quire.protocol.step import EMPTY_INTS
-from quire.runner.pending import FinishedStep
 from tests.waiting import WAIT_S
 
 

@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 
 import quire
-from quire.bench import diagnosis
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform, detect_platform
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
 from quire.config.settings import EngineSettings
 from quire.engine import kernel_choice
 from quire.engine.build import build_engine
 from quire.engine.kernel_choice import KernelChoices, choose_kernels
 from quire.engine.supervision.host import EngineHost
-from quire.errors import ConfigError
+from quire.entrypoints.bench import diagnosis
+from quire.entrypoints.cli.main import main
 from quire.ops import ALL_OPS
 from quire.ops.compile import Isa
 from quire.ops.kernel_timing import Product, Seconds, kernel_families
 from quire.ops.native import binding
-from quire.platform import Platform, detect_platform
 from quire.protocol.status import EngineState
 from tests.config.specs import make_gpu_platform, make_platform
 from tests.engine.process_harness import (

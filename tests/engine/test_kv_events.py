@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, LoRARequest
-from quire.telemetry.kv_events import block_hash
+from quire.base.telemetry.kv_events import block_hash
 from tests.engine.test_disk_prefixes import is_saved
 from tests.engine.test_laws import params
 from tests.kv_subscriber import Subscriber

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import EngineError, RequestError
+from quire.base.errors import EngineError, RequestError
 from quire.protocol import FinishReason, IntArray
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarKind, GrammarSpec

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quire import LLM, ConfigError, SamplingParams
-from quire.attention import AttentionNeeds, select_backend
+from quire.base.platform import detect_platform
+from quire.compute.attention import AttentionNeeds, select_backend
 from quire.config.render_plan import render_plan
-from quire.platform import detect_platform
 from tests.engine.greedy import (
     LENGTHS,
     expected,

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.base.platform import detect_platform
 from quire.ops import REFERENCE, build_op_set
 from quire.ops.native.binding import native_unavailable
-from quire.platform import detect_platform
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, GEMMA4_WHOLE, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS

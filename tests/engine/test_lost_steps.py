@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.platform.interrupts import held
+from quire.base.platform.interrupts import held
 from quire.protocol import FinishReason, StepPlan, StepResult
 from tests.engine.fake_engine import FakeEngine
 from tests.pairs import BY_PAIRS
@@ -106,7 +106,7 @@ class PressingCtrlC:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> PressingCtrlC | None:
         name = frame.f_code.co_filename
-        if not any(room in name for room in ("engine/core/", "quire/scheduler/")):
+        if not any(room in name for room in ("engine/core/", "quire/plan/scheduler/")):
             return None
         if event == "line":
             self.lines_left -= 1

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
-from quire.worker import worker as worker_module
+from quire.base.errors import ConfigError
+from quire.compute.worker import worker as worker_module
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [{"prompt_token_ids": [5 + i] * (9 + i)} for i in range(4)]

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.errors import EngineError, RequestError
+from quire.base.errors import EngineError, RequestError
+from quire.compute.runner.rows import RowTable, ScheduledRows
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
-from quire.runner.rows import RowTable, ScheduledRows
 from tests.engine.fake_engine import FakeEngine
 from tests.pairs import LAWS_BY_PAIRS
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
 from quire.config.families.reader import read_model_spec
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import load_model_front, load_tokenizer
-from quire.errors import ConfigError
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.control import MapBlocks
 from tests.waiting import wait_for
 

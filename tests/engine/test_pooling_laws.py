@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from quire.base.errors import RequestError
+from quire.compute.runner.pooling import PoolPiece, VectorPools
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.engine.core.client_table import split_by_client
-from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.step import EMPTY_INTS
-from quire.runner.pooling import PoolPiece, VectorPools
 from tests.engine.fake_engine import FakeEngine
 from tests.pairs import LAWS_BY_PAIRS
 

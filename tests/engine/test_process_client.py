@@ -18,12 +18,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from quire.base.errors import RequestError
+from quire.base.telemetry.flight.record import RING_PREFIX, read_record
 from quire.engine.clients.engine_watch import EngineWatch
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.socket import core_address
 from quire.engine.supervision.private_directory import private_directory
 from quire.engine.supervision.supervisor import RestartPolicy
-from quire.errors import RequestError
 from quire.protocol import FinishReason, SamplingParams
 from quire.protocol.codec import Codec, encode
 from quire.protocol.control import Inspect, Pause, Report, Resume, Sleep, Unpin, Wake
@@ -44,7 +45,6 @@ from quire.protocol.messages import (
 from quire.protocol.pooling_params import CLASSIFYING, Pooling
 from quire.protocol.request import EngineOutput
 from quire.protocol.status import EngineCapacity, EngineState
-from quire.telemetry.flight.record import RING_PREFIX, read_record
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
     ENDLESS,

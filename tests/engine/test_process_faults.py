@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.engine.clients import core_connection
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.supervision import supervisor
-from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import FinishReason
 from quire.protocol.codec import Codec, GarbledMessageError
 from quire.protocol.control import Inspect, Pause, Sleep, Wake

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from quire.base.errors import EngineUnavailableError, RequestError
 from quire.bundled import bundled_model_path
 from quire.config import read_model_spec
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.media import Media
 from quire.protocol.status import EngineState

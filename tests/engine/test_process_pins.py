@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.base.errors import EngineUnavailableError, RequestError
+from quire.base.telemetry.flight.record import RING_PREFIX, Doing, read_record
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.engine.core.in_flight import read_in_flight
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.status import EngineState
-from quire.telemetry.flight.record import RING_PREFIX, Doing, read_record
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import (
     FAKE_MODEL,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, SchedulingParams
+from quire.base.errors import RequestError
 from quire.engine.clients.prompt_stream import PromptStream
-from quire.errors import RequestError
 from quire.protocol import EngineRequest, StepPlan, StepResult
 from quire.protocol.control import ExtendPrompt
 from tests.pairs import BY_PAIRS

@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, EngineError, RequestError
 from quire.bundled import bundled_model_path
+from quire.compute.executor.processes.group import RankGroup
+from quire.compute.executor.processes.messages import RankMessage
+from quire.compute.runner.graphs.failures import MAX_FAILURES
+from quire.compute.runner.graphs.recorder import NativeRecorder
 from quire.config.adapters.registry import AdapterFolders
 from quire.engine.clients.process_client import ProcessEngineClient
-from quire.errors import ConfigError, EngineError, RequestError
-from quire.executor.processes.group import RankGroup
-from quire.executor.processes.messages import RankMessage
 from quire.ops.native.capture import ArenaFullError, NotCapturableError
 from quire.protocol.status import EngineState
 from quire.protocol.step_codec import encode_plan
-from quire.runner.graphs.failures import MAX_FAILURES
-from quire.runner.graphs.recorder import NativeRecorder
 from quire.server.routes.exposition import rank_metrics
 from tests.engine.failing_rank import COMMAND, FATAL, REPLAYS_COMMAND
 from tests.engine.hanging_rank import CORE_COMMAND, HANG, HANG_CORE
@@ -293,7 +293,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyPa
     again in the same halves, and only the row at fault fails. Turns red when the other rank waits
     in an exchange, or reads what was given for another one."""
     failing = partial(RankGroup, command=COMMAND)
-    monkeypatch.setattr("quire.executor.processes.group.RankGroup", failing)
+    monkeypatch.setattr("quire.compute.executor.processes.group.RankGroup", failing)
     settings = {**SETTINGS, "skip_tokenizer_init": True, "enforce_eager": True}
     prompts = [[5, 17, 30], [6, FATAL, 31], [8, 19, 32, 4], [9]]
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -352,7 +352,7 @@ def test_a_replay_that_fails_on_one_rank_fails_on_all(
     waits in an exchange of the other half, goes on replaying when rank 1 does so no more, a row
     gets a token twice, or the only row of a step is blamed for it."""
     failing = partial(RankGroup, command=REPLAYS_COMMAND)
-    monkeypatch.setattr("quire.executor.processes.group.RankGroup", failing)
+    monkeypatch.setattr("quire.compute.executor.processes.group.RankGroup", failing)
     with LLM(**{**SETTINGS, "skip_tokenizer_init": True}) as llm:
         assert greedy_tokens(llm, PROMPTS[:1]) == greedy[:1]
         assert greedy_tokens(llm) == greedy

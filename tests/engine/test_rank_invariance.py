@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from tests.engine.test_laws import has_kernels, workload
 from tests.models.families import Case, write_checkpoint
 

@@ -23,9 +23,9 @@ import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.bundled import bundled_model_path
+from quire.compute.executor.processes.group import RankGroup
+from quire.compute.layers.embedding import LMHead
 from quire.config.settings import EngineSettings, setting_values
-from quire.executor.processes.group import RankGroup
-from quire.layers.embedding import LMHead
 from quire.lora.request import LoRARequest
 from quire.protocol import EngineRequest
 from quire.protocol.control import Pause, Resume
@@ -308,7 +308,7 @@ def by_processes(
     with monkeypatch.context() as patched:
         if case.steps == "hashed":
             hashing = partial(RankGroup, command=COMMAND)
-            patched.setattr("quire.executor.processes.group.RankGroup", hashing)
+            patched.setattr("quire.compute.executor.processes.group.RankGroup", hashing)
             patched.setattr(LMHead, "__call__", call_and_note)
         with LLM(folder, tensor_parallel_size=2, **settings_of(case)) as llm:
             found = ask_in_turns(llm, case, adapters)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from quire import LLM, ConfigError, RequestOutput, SamplingParams
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.runner.forward import Forward, ForwardPass
+from quire.compute.runner.rows import ScheduledRows
+from quire.plan.speculation.ngram import NgramDrafter
 from quire.protocol.step import IntArray
-from quire.runner.forward import Forward, ForwardPass
-from quire.runner.rows import ScheduledRows
-from quire.speculation.ngram import NgramDrafter
 from tests.engine.greedy import prompt_of
 from tests.engine.test_laws import assert_same
 from tests.models.families import Case, write_checkpoint

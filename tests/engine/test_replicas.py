@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.base.errors import RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.stall import StallLimits
 from quire.engine.supervision.supervisor import EngineSupervisor
-from quire.errors import RequestError
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import Inspect, ListPins, MapBlocks, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.bundled import bundled_model_path
-from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
-from quire.worker import worker
-from quire.worker.weight_stash import WeightStash
+from quire.compute.worker import worker
+from quire.compute.worker.weight_stash import WeightStash
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 PROMPT = "The capital of France is"

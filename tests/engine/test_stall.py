@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.errors import ConfigError
+from quire.base.telemetry.flight.record import FlightRecorder
+from quire.base.telemetry.flight.stacks import StackPlace
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.build import build_core
 from quire.engine.supervision.stall import StallLimits, StallWatch
-from quire.errors import ConfigError
 from quire.protocol.messages import Heartbeat
 from quire.protocol.status import FETCHING, StartPhase
-from quire.telemetry.flight.record import FlightRecorder
-from quire.telemetry.flight.stacks import StackPlace
 
 LIMITS = StallLimits(min_s=10, steps=20, start_silence_s=15, phase_s=100)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, EngineError
+from quire.compute.kv_transfer.block_copies import DirectCopies
+from quire.compute.kv_transfer.host_pages import HostPages
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError, EngineError
-from quire.kv_transfer.block_copies import DirectCopies
-from quire.kv_transfer.host_pages import HostPages
 
 Maker = Any
 

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, BeamSearchParams, SamplingParams, SchedulingParams
+from quire.base.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.bundled import bundled_model_path
+from quire.compute.worker import worker
 from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.clients.process_client import ProcessEngineClient, _with_later
-from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.control import AdminOp, Inspect, LoadWeights, Pause, Resume, Sleep, Wake
 from quire.protocol.outputs import WeightHistory, WeightVersionSpan
@@ -37,7 +38,6 @@ from quire.protocol.status import EngineState
 from quire.protocol.step import no_ints
 from quire.server.generation.weight_updates import WeightUpdates
 from quire.server.requests.weight_bodies import WeightUpdateInfo
-from quire.worker import worker
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import ask, collect, hosted, run
 from tests.engine.test_replicas import clients_of, replicas, until_all_ready

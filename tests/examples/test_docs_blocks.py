@@ -18,7 +18,7 @@ import pytest
 
 import quire
 from quire import LLM
-from quire.cli.parser import CommandParser
+from quire.entrypoints.cli.parser import CommandParser
 from quire.server.settings import ServerSettings
 from tests.server.in_memory import RealClient
 from tests.server.running import MODEL, RunningServer, bundled_front, running_server
@@ -158,7 +158,9 @@ def test_commands_are_ones_that_quire_takes(capsys: pytest.CaptureFixture[str]) 
         for words in commands(page):
             if words[0] == "quire":
                 parser = CommandParser(prog=f"quire {words[1]}")
-                module = importlib.import_module(f"quire.cli.{words[1].replace('-', '_')}")
+                module = importlib.import_module(
+                    f"quire.entrypoints.cli.{words[1].replace('-', '_')}"
+                )
                 module.add_arguments(parser)
                 try:
                     parser.parse_args(words[2:])

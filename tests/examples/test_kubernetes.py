@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.cli import serve
-from quire.cli.flags.engine import read_settings
-from quire.cli.parser import CommandParser
+from quire.entrypoints.cli import serve
+from quire.entrypoints.cli.flags.engine import read_settings
+from quire.entrypoints.cli.parser import CommandParser
 
 FILE = Path(__file__).parents[2] / "examples" / "kubernetes" / "server.yaml"
 ROUTES = Path(__file__).parents[2] / "docs" / "operations.md"

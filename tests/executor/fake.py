@@ -17,8 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from quire.base.errors import ConfigError, EngineError, RequestError
+from quire.compute.runner.drafts import counts_of, draw_in_turns, keep_in_turns
+from quire.compute.runner.halves import in_halves, in_order_of_writing
+from quire.compute.runner.pooling import PoolPiece, VectorPools, wanted_tokens
+from quire.compute.runner.rows import RowTable, ScheduledRows
 from quire.config.kv_layout import KVLayout
-from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.block_moves import BlockMove, MoveOutcome
 from quire.protocol.control import ControlOp, LoadWeights, Report, Sleep, UpdateWeights, Wake
@@ -39,10 +43,6 @@ from quire.protocol.step import (
     TokenCandidates,
     TokenLogprobs,
 )
-from quire.runner.drafts import counts_of, draw_in_turns, keep_in_turns
-from quire.runner.halves import in_halves, in_order_of_writing
-from quire.runner.pooling import PoolPiece, VectorPools, wanted_tokens
-from quire.runner.rows import RowTable, ScheduledRows
 from tests.executor.fake_model import FakeModel, Words, adapter_word
 from tests.executor.fake_states import FakeStates
 from tests.executor.fake_tiers import FakeTiers, Tier

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.compute.runner.rows import RowTable
 from quire.protocol.step import EnterRow, StepPlan
-from quire.runner.rows import RowTable
 from tests.executor.fake_model import INITIAL_STATE, Words
 
 __all__ = ["FakeStates"]

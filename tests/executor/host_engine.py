@@ -13,7 +13,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[2])  # in place of this file's folder
 
 from quire import LLM, SamplingParams  # noqa: E402
-from quire.errors import EngineError  # noqa: E402
+from quire.base.errors import EngineError  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
 PROMPT = [5, 17, 30, 42, 8]

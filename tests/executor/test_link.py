@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.errors import EngineLostError
-from quire.executor.ray.link import Link
-from quire.executor.ray.messages import HostMessage
+from quire.base.errors import EngineLostError
+from quire.compute.executor.ray.link import Link
+from quire.compute.executor.ray.messages import HostMessage
 from tests.waiting import WAIT_S
 
 Ends = tuple[Link, socket.socket]

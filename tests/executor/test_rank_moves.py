@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import EngineLostError
-from quire.executor.processes.messages import RankMoved
-from quire.executor.processes.rank_moves import RankMoves
+from quire.base.errors import EngineLostError
+from quire.compute.executor.processes.messages import RankMoved
+from quire.compute.executor.processes.rank_moves import RankMoves
 from quire.protocol.block_moves import MoveOutcome
 from quire.protocol.codec import encode, framed
 from tests.waiting import WAIT_S

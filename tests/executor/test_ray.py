@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, EngineError
+from quire.compute.executor.ray.cluster import RayHosts, check_nodes, check_own_host
 from quire.engine import build
-from quire.errors import ConfigError, EngineError
-from quire.executor.ray.cluster import RayHosts, check_nodes, check_own_host
 from tests.config.specs import GIB
 from tests.executor.ray_cluster import IN_SOAKS, NUM_CPUS, ray_cluster
 from tests.models.families import Case, write_checkpoint
@@ -108,7 +108,7 @@ def test_a_lost_host_is_noticed(folder: str, cluster: Any, number: int) -> None:
 def test_without_room_the_start_says_what_is_free(
     folder: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.executor.ray.cluster.PLACE_S", 2.0)
+    monkeypatch.setattr("quire.compute.executor.ray.cluster.PLACE_S", 2.0)
     with pytest.raises(ConfigError, match=f"num_threads=1 CPUs of one host, and {NUM_CPUS} are"):
         LLM(**settings(folder, tensor_parallel_size=8, distributed_executor_backend="ray"))
 
@@ -117,7 +117,7 @@ def test_a_rank_that_no_node_can_hold_is_refused_at_once(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns red when Ray is asked to place it, and waited for."""
-    monkeypatch.setattr("quire.executor.ray.cluster.PLACE_S", 10 * WAIT_S)
+    monkeypatch.setattr("quire.compute.executor.ray.cluster.PLACE_S", 10 * WAIT_S)
     with pytest.raises(ConfigError, match=r"no node of Ray.s cluster with num_threads=1 CPUs"):
         RayHosts(1, 1, 2**50, 2**51)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.errors import EngineError
-from quire.executor.processes.ring import RingReader, RingWriter, create_ring
+from quire.base.errors import EngineError
+from quire.compute.executor.processes.ring import RingReader, RingWriter, create_ring
 from tests.waiting import WAIT_S
 
 CAPACITY = 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache, partial
 
 from quire.bundled import bundled_model_path
-from quire.grammar.guidance import GuidanceGrammars
-from quire.grammar.vocabulary import Encode, Vocabulary
-from quire.rendering.tokenizer import Tokenizer
+from quire.plan.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.vocabulary import Encode, Vocabulary
+from quire.text.rendering.tokenizer import Tokenizer
 
 __all__ = ["EOS", "grammars", "text_of", "tokenizer"]
 

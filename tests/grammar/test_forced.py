@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.guidance import GuidanceGrammars
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.grammar import GrammarSpec, StructuredOutputsParams
 from tests.engine.fake_engine import FakeEngine

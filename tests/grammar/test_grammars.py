@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import QuireError, RequestError
-from quire.grammar import Grammar, trial
-from quire.grammar.guidance import MAX_CACHED, GuidanceGrammars
-from quire.grammar.schema import find_endless
+from quire.base.errors import QuireError, RequestError
+from quire.plan.grammar import Grammar, trial
+from quire.plan.grammar.guidance import MAX_CACHED, GuidanceGrammars
+from quire.plan.grammar.schema import find_endless
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.grammar import MAX_SOURCE_BYTES, GrammarSpec, StructuredOutputsParams
 from tests.grammar.bundled_tokens import EOS, grammars, tokenizer

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from quire.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.guidance import GuidanceGrammars
 from quire.protocol import EngineRequest, FinishReason, IntArray, SamplingParams
 from quire.protocol.grammar import GrammarKind, GrammarSpec, StructuredOutputsParams
 from tests.engine.fake_engine import FakeEngine

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from quire.errors import RequestError
-from quire.grammar.source import grammar_text, without_refused
-from quire.grammar.trial import _judge
+from quire.base.errors import RequestError
+from quire.plan.grammar.source import grammar_text, without_refused
+from quire.plan.grammar.trial import _judge
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import (
     all_unsupported,

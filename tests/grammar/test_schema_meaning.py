@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
-from quire.errors import RequestError
-from quire.grammar.source import grammar_text
-from quire.grammar.vocabulary import Vocabulary, spelled_by_bytes
+from quire.base.errors import RequestError
+from quire.plan.grammar.source import grammar_text
+from quire.plan.grammar.vocabulary import Vocabulary, spelled_by_bytes
 from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema.name_cells import name_cells
 from quire.protocol.json_schema.patterns import PatternError, whole_regex

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from quire.kv_cache import KVManager
-from quire.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
+from quire.plan.kv_cache import KVManager
+from quire.plan.kv_cache.notices import BlockName, Listener, Notice, NoticeKind
 
 __all__ = ["FakeSource", "NameMirror"]
 

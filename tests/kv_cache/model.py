@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.config.kv_layout import KVFormat, KVGroup, KVLayout, LayerKV
-from quire.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables, TableUpdates
+from quire.plan.kv_cache import BlockHasher, KVManager, PrefixHit, SavedTables, TableUpdates
 
 MAX_SEQS = 5
 MAX_LEN = 24

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.kv_cache import BlockExtras, BlockHasher
+from quire.plan.kv_cache import BlockExtras, BlockHasher
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
 from tests.profiles import examples

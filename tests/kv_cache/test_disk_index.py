@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from quire.base.errors import ConfigError
 from quire.config.kv_disk.records import (
     HEADER_BYTES,
     RECORD,
@@ -18,9 +19,8 @@ from quire.config.kv_disk.records import (
     read_records,
     seal,
 )
-from quire.errors import ConfigError
-from quire.kv_cache.disk_index import DiskIndex
-from quire.kv_cache.notices import Notice, NoticeKind
+from quire.plan.kv_cache.disk_index import DiskIndex
+from quire.plan.kv_cache.notices import Notice, NoticeKind
 from quire.protocol.block_moves import MoveKind, MoveOutcome, SavedBlock
 from tests.profiles import examples
 

@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import given
 
 from quire.config.kv_disk.records import RECORD
-from quire.kv_cache import ELSEWHERE, BlockHasher, KVManager
-from quire.kv_cache.disk_index import DiskIndex
-from quire.kv_cache.notices import BlockName
-from quire.kv_cache.sources import SAVE_SECONDS
+from quire.plan.kv_cache import ELSEWHERE, BlockHasher, KVManager
+from quire.plan.kv_cache.disk_index import DiskIndex
+from quire.plan.kv_cache.notices import BlockName
+from quire.plan.kv_cache.sources import SAVE_SECONDS
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
 from tests.kv_cache.model import make_layout
 from tests.profiles import examples

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from quire.kv_cache import NO_EXTRAS, BlockExtras, KVManager
-from quire.kv_cache.events import MEDIA, Chain, EventLog
-from quire.kv_cache.notices import Notice, NoticeKind
+from quire.base.telemetry.kv_events import KVEvent, block_hash
+from quire.plan.kv_cache import NO_EXTRAS, BlockExtras, KVManager
+from quire.plan.kv_cache.events import MEDIA, Chain, EventLog
+from quire.plan.kv_cache.notices import Notice, NoticeKind
 from quire.protocol.media import Media, MediaSpan
-from quire.telemetry.kv_events import KVEvent, block_hash
 from tests.kv_cache.model import make_layout
 from tests.kv_cache.test_machine import KVMachine
 from tests.kv_cache.test_sources import compute, names

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import EngineError
-from quire.kv_cache import BlockHasher, BlockPool, KVManager
+from quire.base.errors import EngineError
+from quire.plan.kv_cache import BlockHasher, BlockPool, KVManager
 from tests.kv_cache.model import make_layout
 from tests.profiles import machine_settings
 

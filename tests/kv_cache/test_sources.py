@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.kv_cache import ELSEWHERE, BlockHasher, BlockSource, KVManager
-from quire.kv_cache.notices import Notice, NoticeKind
+from quire.plan.kv_cache import ELSEWHERE, BlockHasher, BlockSource, KVManager
+from quire.plan.kv_cache.notices import Notice, NoticeKind
 from tests.kv_cache.fake_source import FakeSource
 from tests.kv_cache.model import make_layout
 

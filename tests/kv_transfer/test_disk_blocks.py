@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from quire.compute.kv_transfer import disk_blocks
+from quire.compute.kv_transfer.block_file import SystemFile
+from quire.compute.kv_transfer.disk_blocks import DiskBlocks, open_disk
+from quire.compute.kv_transfer.pool_memory import PoolMemory
 from quire.config.kv_disk.records import HEADER_BYTES, RECORD, read_records
-from quire.kv_transfer import disk_blocks
-from quire.kv_transfer.block_file import SystemFile
-from quire.kv_transfer.disk_blocks import DiskBlocks, open_disk
-from quire.kv_transfer.pool_memory import PoolMemory
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome, SavedBlock
 from tests.waiting import WAIT_S
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.errors import EngineError
-from quire.kv_transfer.block_copies import DirectCopies
-from quire.kv_transfer.host_pages import HostPages
-from quire.kv_transfer.tiers import Tiers
+from quire.base.errors import EngineError
+from quire.compute.kv_transfer.block_copies import DirectCopies
+from quire.compute.kv_transfer.host_pages import HostPages
+from quire.compute.kv_transfer.tiers import Tiers
 from quire.ops.kv.swap_blocks.reference import swap_blocks
 from quire.protocol.step import NO_TICKET, IntArray, StepPlan
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiles import examples
 
-from quire.attention import StateInputs, StepInputs
+from quire.base.platform import detect_platform
+from quire.compute.attention import StateInputs, StepInputs
+from quire.compute.layers import LayerFactory
+from quire.compute.layers.recurrent import RecurrentLayers
+from quire.compute.layers.recurrent.part import RecurrentPart
 from quire.config.model_spec import DeltaHeads, SSDHeads
 from quire.config.shard import Share
-from quire.layers import LayerFactory
-from quire.layers.recurrent import RecurrentLayers
-from quire.layers.recurrent.part import RecurrentPart
 from quire.ops import OpSet, build_op_set, force_isa
-from quire.platform import detect_platform
 
 BEST = build_op_set(detect_platform())
 REFERENCE = build_op_set(detect_platform(), force_isa("none"))

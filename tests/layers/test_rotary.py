@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.compute.layers import RotaryEmbedding
+from quire.compute.layers.rotary import rope_tables
 from quire.config import read_model_spec
 from quire.config.rope import DynamicNTKScaling, LinearScaling, RopeSpec
-from quire.layers import RotaryEmbedding
-from quire.layers.rotary import rope_tables
 from quire.ops.kv.rope_and_write_kv.rope import rope
 
 BASE: dict[str, Any] = {

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from tests.models.ranks import on_ranks
 from tests.pairs import BY_PAIRS
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
+from quire.compute.layers import LayerFactory
+from quire.compute.quantization import QuantizedFormats
 from quire.config.kv_layout import KVFormat, KVLayout
 from quire.config.shard import ONE_RANK, Shard, Share
-from quire.distributed import ALONE, Collectives
-from quire.errors import ConfigError
-from quire.layers import LayerFactory
 from quire.ops import build_op_set, force_isa
+from quire.ops.distributed import ALONE, Collectives
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
-from quire.quantization import QuantizedFormats
 
 REFERENCE = build_op_set(detect_platform(), force_isa("none"))
 BEST = build_op_set(detect_platform())

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.attention import ReferenceAttention
-from quire.errors import EngineError
-from quire.layers import LayerFactory
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
+from quire.compute.attention import ReferenceAttention
+from quire.compute.layers import LayerFactory
 from quire.ops import PackedMatrix, build_op_set, force_isa
-from quire.platform import detect_platform
 
 OPS = build_op_set(detect_platform(), force_isa("none"))
 

@@ -14,11 +14,11 @@ from tests.lora.adapters import merge, write_adapter
 from tests.models.families import Case, write_checkpoint
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, RequestError
+from quire.compute.worker.weight_stash import WeightStash, reachable_tensors
 from quire.config.adapters import digest_of
-from quire.errors import ConfigError, RequestError
 from quire.lora.request import LoRARequest
 from quire.protocol.adapters import AdapterRef
-from quire.worker.weight_stash import WeightStash, reachable_tensors
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FAMILIES = {
@@ -209,7 +209,7 @@ def test_sleep_and_wake_keep_adapters(
         with monkeypatch.context() as patch:
             if place == "gpu":
                 patch.setattr(worker, "_device", torch.device("meta"))
-                patch.setattr("quire.worker.worker.WeightStash", LossyStash)
+                patch.setattr("quire.compute.worker.worker.WeightStash", LossyStash)
             llm.sleep(1 if place == "gpu" else 2)
         assert any(each() is not None for each in weights) == (place == "gpu")
         worker.put_adapter(0, worker.read_adapter(refs[0]))  # in place of the one that was there

@@ -17,15 +17,15 @@ from tests.models.families import write_checkpoint
 from tests.profiles import seeds
 
 from quire import LLM, SamplingParams
-from quire.async_llm import AsyncLLM
+from quire.base.errors import RequestError
+from quire.base.telemetry import EngineStats
 from quire.config.settings import EngineSettings
-from quire.errors import RequestError
+from quire.entrypoints.async_llm import AsyncLLM
 from quire.lora.request import LoRARequest
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import Prompt
 from quire.server.routes.exposition import adapters_metric
-from quire.telemetry import EngineStats
+from quire.text.rendering import Prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 KINDS = {"llama": LLAMA, "qwen3": LLAMA, "gemma3": LLAMA, "gpt2": FAMILIES["gpt2"][1]}

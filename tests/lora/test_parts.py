@@ -25,14 +25,14 @@ from tests.runner.test_token_columns import KERNELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError, RequestError
+from quire.base.platform import detect_platform
+from quire.compute.layers.adapted import AdaptedLayers
+from quire.compute.layers.token_columns import TokenColumn
+from quire.compute.lora.bank import HostAdapter
 from quire.config.adapters.peft import read_adapter
-from quire.errors import ConfigError, RequestError
-from quire.layers.adapted import AdaptedLayers
-from quire.layers.token_columns import TokenColumn
-from quire.lora.bank import HostAdapter
 from quire.lora.request import LoRARequest
 from quire.ops import build_op_set
-from quire.platform import detect_platform
 
 pytestmark = LAWS_BY_PAIRS
 

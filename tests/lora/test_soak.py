@@ -24,8 +24,8 @@ from tests.profiles import SCALE, seeds
 from tests.waiting import wait_for
 
 from quire import LoRARequest, SamplingParams
-from quire.async_llm import AsyncLLM
-from quire.lora.bank import HostAdapter
+from quire.compute.lora.bank import HostAdapter
+from quire.entrypoints.async_llm import AsyncLLM
 from quire.server.generation.adapters import ServedAdapters
 
 NUM_STREAMS, NUM_NAMES, NUM_SLOTS, NUM_IN_HOST = 200, 6, 3, 5

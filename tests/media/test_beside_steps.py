@@ -20,8 +20,8 @@ from tests.image_oracle import SETTINGS, asked, last_tokens
 from tests.image_writer import IMAGE, picture, write_vision_checkpoint
 
 from quire import AsyncLLM, RequestError, SamplingParams
-from quire.platform.priority import LOWEST
-from quire.worker.turns import SHARE
+from quire.base.platform.priority import LOWEST
+from quire.compute.worker.turns import SHARE
 
 LONG = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 NUM_STEPS = 8

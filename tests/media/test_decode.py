@@ -17,9 +17,9 @@ from PIL import Image
 from tests.image_writer import as_bytes, picture
 from tests.profiles import SCALE, examples
 
-from quire.errors import RequestError
-from quire.rendering.media.decode import decode_image
-from quire.rendering.media.sources import ImageSource, MediaAccess
+from quire.base.errors import RequestError
+from quire.text.rendering.media.decode import decode_image
+from quire.text.rendering.media.sources import ImageSource, MediaAccess
 
 PLACE = "messages[0].content[1].image_url.url"
 
@@ -219,7 +219,7 @@ def test_details() -> None:
 
 
 def test_images_of_pillow_are_bounded_too() -> None:
-    from quire.rendering.media.decode import plain_image
+    from quire.text.rendering.media.decode import plain_image
 
     with pytest.raises(RequestError, match="max_image_pixels"):
         plain_image(picture(100, 100), PLACE, 9_999)

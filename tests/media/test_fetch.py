@@ -18,14 +18,14 @@ import pytest
 from tests import waiting
 from tests.image_writer import QWEN_PROCESSOR, as_bytes, picture
 
+from quire.base.errors import RequestError
 from quire.config.hf import RawConfig
 from quire.config.media.qwen_vl import read_qwen2_5
-from quire.errors import RequestError
-from quire.rendering.media.fetch import MAX_LOOKUPS, ImageFetcher, global_addresses
-from quire.rendering.media.images import FETCH_THREADS, ImageBounds, ImageRenderer
-from quire.rendering.media.sources import ImageSource, MediaAccess
 from quire.server.generation.prompts import FETCHES_TOGETHER, PromptRenderer
 from quire.server.requests.limits import Limits
+from quire.text.rendering.media.fetch import MAX_LOOKUPS, ImageFetcher, global_addresses
+from quire.text.rendering.media.images import FETCH_THREADS, ImageBounds, ImageRenderer
+from quire.text.rendering.media.sources import ImageSource, MediaAccess
 
 PLACE = "messages[0].content[0].image_url.url"
 HOST = "images.example"

@@ -35,6 +35,9 @@ from tests.image_writer import (
 from tests.profiles import examples, scaled
 
 from quire import LLM, BeamSearchParams, SamplingParams
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
+from quire.compute.models.towers.tower import normalised
 from quire.config import read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.hf import RawConfig
@@ -42,10 +45,7 @@ from quire.config.media.gemma3 import Gemma3ImageSpec, read_images
 from quire.config.media.images import find_images
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.errors import ConfigError
-from quire.models.towers.tower import normalised
-from quire.platform import detect_platform
-from quire.rendering.media.gemma3 import Gemma3Preparer
+from quire.text.rendering.media.gemma3 import Gemma3Preparer
 
 IMAGE = GEMMA_BEGIN
 EXPANDED = f"\n\n{GEMMA_BEGIN}{GEMMA_SOFT * GEMMA_TOKENS}{GEMMA_END}\n\n"

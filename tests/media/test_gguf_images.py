@@ -22,10 +22,10 @@ from tests.image_writer import (
 )
 
 from quire import LLM, ConfigError, RequestError
+from quire.base.platform import detect_platform
 from quire.config.render_plan import render_plan
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model, plan_startup
-from quire.platform import detect_platform
 
 PLACES = {"smolvlm": IMAGE, "idefics3": IMAGE, "gemma3": GEMMA_BEGIN}
 

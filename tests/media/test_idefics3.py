@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.image_writer import PROCESSOR, picture
 from tests.profiles import examples, scaled
 
+from quire.base.errors import ConfigError
+from quire.compute.models.towers.tower import normalised
 from quire.config.hf import RawConfig
 from quire.config.media.idefics3 import IdeficsSpec, read_images
-from quire.errors import ConfigError
-from quire.models.towers.tower import normalised
-from quire.rendering.media.idefics3 import make_tiles
+from quire.text.rendering.media.idefics3 import make_tiles
 
 SHAPES = {"SmolVLM-256M": (512, 2048, 16, 4), "Idefics3-8B": (364, 1456, 14, 2)}
 """Tile, longest edge, patch and scale of published checkpoints."""

@@ -35,15 +35,15 @@ from tests.image_writer import (
 )
 
 from quire import LLM, AsyncLLM, ConfigError, LoRARequest, RequestError
+from quire.base.platform import detect_platform
 from quire.config.render_plan import render_plan
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model, plan_startup
-from quire.platform import detect_platform
 from quire.protocol.media import ImageTiles
-from quire.rendering.media.idefics3 import make_tiles
-from quire.rendering.media.images import ImagesByName
-from quire.rendering.media.parts import images_of
-from quire.rendering.media.sources import RowsSource
+from quire.text.rendering.media.idefics3 import make_tiles
+from quire.text.rendering.media.images import ImagesByName
+from quire.text.rendering.media.parts import images_of
+from quire.text.rendering.media.sources import RowsSource
 
 
 @pytest.fixture(scope="session", params=["smolvlm", "idefics3"])
@@ -414,7 +414,7 @@ def test_the_plan_counts_the_encoder_and_its_cache(folder: Path) -> None:
 
 
 def test_check_model_compares_the_text_model(folder: Path, capsys: Any) -> None:
-    from quire.cli.main import main
+    from quire.entrypoints.cli.main import main
 
     assert main(["check-model", str(folder), "--dtype", "float32"]) == 0
     assert "transformers" in capsys.readouterr().out

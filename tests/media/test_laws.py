@@ -21,9 +21,9 @@ from tests.image_writer import (
 )
 
 from quire import LLM, RequestError, SamplingParams
+from quire.base.platform import detect_platform
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.platform import detect_platform
 
 LONGER = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 SPELLINGS = {mark: mark for mark in MARKS.values()} | {GEMMA_BEGIN: GEMMA_BEGIN + GEMMA_SOFT}

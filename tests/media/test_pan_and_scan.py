@@ -29,7 +29,7 @@ from tests.profiles import examples, scaled
 
 from quire import LLM
 from quire.config.media.gemma3 import PanAndScan
-from quire.rendering.tokenizer import Tokenizer
+from quire.text.rendering.tokenizer import Tokenizer
 
 IMAGE = GEMMA_BEGIN
 CROPS = {

@@ -16,16 +16,16 @@ from tests.engine.process_harness import Collected, collect, hosted, run, until_
 from tests.image_writer import IMAGE, picture, write_vision_checkpoint
 
 from quire import LLM, SamplingParams
+from quire.base.errors import EngineUnavailableError, RequestError
 from quire.config.settings import EngineSettings, setting_values
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.core.client_table import ConnectedClient
 from quire.engine.core.media_intake import MediaIntake
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol import EngineRequest, FinishReason
 from quire.protocol.media import ImageTiles, Media, MediaInfo
 from quire.protocol.messages import PutMedia
 from quire.protocol.status import EngineState
-from quire.rendering import RenderedPrompt
+from quire.text.rendering import RenderedPrompt
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -240,7 +240,7 @@ def test_images_that_wait_are_not_encoded_at_the_end() -> None:
 def test_rows_must_be_as_many_as_places(
     known: tuple[list[RenderedPrompt], list[list[int]]],
 ) -> None:
-    from quire.errors import EngineError
+    from quire.base.errors import EngineError
 
     (part,) = known[0][0].parts
     with pytest.raises(EngineError, match="rows; this is a bug"):

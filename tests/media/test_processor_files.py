@@ -13,13 +13,13 @@ import pytest
 from tests.gguf_images import write_two_files
 from tests.image_writer import PATCH, SCALE, TILE, write_any_checkpoint
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
 from quire.config.families.reader import read_model_spec
 from quire.config.media.gemma3 import PanAndScan
 from quire.config.media.images import MOST_PIXELS, MOST_TILES, find_images
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
-from quire.errors import ConfigError
 
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 KINDS = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "gemma3")

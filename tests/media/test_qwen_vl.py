@@ -27,6 +27,12 @@ from tests.image_writer import (
 from tests.profiles import examples, scaled
 
 from quire import LLM
+from quire.base.errors import ConfigError, RequestError
+from quire.base.platform import detect_platform
+from quire.compute.layers import LayerFactory
+from quire.compute.models.loader import load_tower
+from quire.compute.models.towers.qwen_vl import QwenTower
+from quire.compute.runner.rows import RowTable
 from quire.config import read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.hf import RawConfig
@@ -36,17 +42,11 @@ from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import load_model_front
-from quire.errors import ConfigError, RequestError
-from quire.layers import LayerFactory
-from quire.models.loader import load_tower
-from quire.models.towers.qwen_vl import QwenTower
 from quire.ops.registry import build_op_set
-from quire.platform import detect_platform
 from quire.protocol.media import MediaInfo
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import EnterRow, StepPlan
-from quire.rendering.media.qwen_vl import QwenPreparer
-from quire.runner.rows import RowTable
+from quire.text.rendering.media.qwen_vl import QwenPreparer
 
 KINDS = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 SIZES = st.tuples(st.integers(1, 300), st.integers(1, 300)).filter(

@@ -12,9 +12,9 @@ from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens, worke
 from tests.image_writer import MARKS, QWEN_PATCH, data_url, picture, write_any_checkpoint
 
 from quire import LLM, RequestError
+from quire.base.platform import detect_platform
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.platform import detect_platform
 
 pytestmark = pytest.mark.timeout(360)
 

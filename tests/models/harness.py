@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.attention import (
+from quire.base.platform import detect_platform
+from quire.compute.attention import (
     AttentionBackend,
     AttentionNeeds,
     GroupInputs,
@@ -22,17 +23,16 @@ from quire.attention import (
     StepInputs,
     select_backend,
 )
+from quire.compute.layers import LayerFactory
+from quire.compute.layers.token_columns import TokenColumns
+from quire.compute.models import CausalLM, load_model
+from quire.compute.quantization import MatrixFormats, QuantizedFormats
 from quire.config import ModelSpec, read_model_spec
 from quire.config.kv_layout import KVLayout
 from quire.config.shard import ONE_RANK, Shard
-from quire.distributed import ALONE, Collectives
-from quire.layers import LayerFactory
-from quire.layers.token_columns import TokenColumns
-from quire.models import CausalLM, load_model
 from quire.ops import OpSet, build_op_set, force_isa
+from quire.ops.distributed import ALONE, Collectives
 from quire.ops.kv.pages import EMPTY_BYTE
-from quire.platform import detect_platform
-from quire.quantization import MatrixFormats, QuantizedFormats
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256

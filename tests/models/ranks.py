@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from quire.config.shard import Shard
-from quire.distributed import Collectives, TorchCollectives, as_tree
+from quire.ops.distributed import Collectives, TorchCollectives, as_tree
 
 T = TypeVar("T")
 

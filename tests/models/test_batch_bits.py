@@ -10,10 +10,10 @@ import torch
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, set_biases
 
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
 from quire.config.quantization import INT4_FORMATS
 from quire.ops import build_op_set
-from quire.platform import detect_platform
 
 BY_NAME = {case.name: case for case in CASES}
 

@@ -23,10 +23,10 @@ from tests.models.family_bases import BASES, VOCAB
 from tests.models.harness import PagedModel
 from tests.profiles import SCALE
 
+from quire.base.errors import ConfigError
+from quire.compute.models.causal_lm import Classifies
+from quire.compute.models.registry import ARCHITECTURES
 from quire.config import ModelSpec, read_model_spec
-from quire.errors import ConfigError
-from quire.models.causal_lm import Classifies
-from quire.models.registry import ARCHITECTURES
 
 CHANGE = 1e-3
 """Share of the largest logit: a key that changes less has no effect."""

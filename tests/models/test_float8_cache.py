@@ -14,9 +14,9 @@ from tests.models.harness import PagedModel
 from tests.packed_writer import e4m3, write_pair
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
-from quire.errors import ConfigError
+from quire.entrypoints.cli.main import main
 from quire.ops.kv.rope_and_write_kv.write_kv import narrow
 
 DTYPES = ("float8_e4m3fn", "float8_e5m2")

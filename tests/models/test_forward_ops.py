@@ -11,8 +11,8 @@ from tests.models.families import CASES, Case, write_checkpoint
 from tests.models.harness import PagedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 KERNELS = any(p.unavailable(PLATFORM) is None for p in ALL_OPS["linear"].providers)

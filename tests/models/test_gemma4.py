@@ -14,10 +14,10 @@ from tests.models.harness import PagedModel
 from tests.models.test_text_parts import NAMES, nest
 
 from quire import LLM
+from quire.base.errors import ConfigError
 from quire.config import read_model_spec
 from quire.config.kv_layout import KVLayout
-from quire.errors import ConfigError
-from quire.simulator.explorer import MemoryQuestion, explore
+from quire.entrypoints.simulator.explorer import MemoryQuestion, explore
 
 SEQUENCES = random_sequences((19, 6))
 

@@ -13,11 +13,11 @@ from tests.models.families import CASES, Case, random_sequences, write_checkpoin
 from tests.models.harness import PagedModel
 from tests.models.test_golden import Logits, assert_equal, chunks, run
 
+from quire.base.errors import ConfigError
+from quire.compute.models.generic.probe import RefusedError, facts_of
 from quire.config import ModelSpec, read_model_spec
 from quire.config.families.generic import spec_of
 from quire.config.hf import read_json
-from quire.errors import ConfigError
-from quire.models.generic.probe import RefusedError, facts_of
 
 _LLAMA = {
     "vocab_size": 128,

@@ -23,18 +23,18 @@ from tests.models.families import CASES as FAMILY_CASES
 from tests.models.families import GEMMA4_WHOLE, Case, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
+from quire.base.errors import ConfigError
+from quire.compute.layers.weights import PackedWeights
+from quire.compute.models import load_model
+from quire.compute.quantization import StoredMatrix
+from quire.compute.quantization.packed import keep
+from quire.compute.worker.weight_stash import reachable_tensors
 from quire.config.families.reader import read_model_spec
 from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.packed.block_kinds import BlockFormat
-from quire.errors import ConfigError
-from quire.layers.weights import PackedWeights
-from quire.models import load_model
 from quire.ops import REFERENCE
 from quire.ops.linear.blocks.contract import quantize_groups
-from quire.quantization import StoredMatrix
-from quire.quantization.packed import keep
-from quire.worker.weight_stash import reachable_tensors
 
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",

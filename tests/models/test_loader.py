@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_factory, new_ops
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
+from quire.compute.models import ARCHITECTURES, CausalLM, find_model, load_model
+from quire.compute.models.loader import match_weights, read_weights
+from quire.compute.quantization import QuantizedFormats
 from quire.config import ModelSpec, read_checkpoint, read_model_spec
 from quire.config.families import SUPPORTED_ARCHITECTURES
 from quire.config.quantization import QUANTIZATIONS
-from quire.errors import ConfigError
-from quire.models import ARCHITECTURES, CausalLM, find_model, load_model
-from quire.models.loader import match_weights, read_weights
-from quire.quantization import QuantizedFormats
 
 Tensors = dict[str, torch.Tensor]
 CASE_BY_NAME = {case.name: case for case in CASES}
@@ -479,7 +479,7 @@ def test_third_party_architecture(
         "[quire.model_specs]\nMyForCausalLM = quire_plugin_of_a_test:read\n"
         "LeavesForCausalLM = quire_plugin_of_a_test:leave\n"
         "NoneForCausalLM = quire_plugin_of_a_test:nothing\n"
-        "[quire.models]\nMyForCausalLM = quire.models.llama:LlamaModel\n"
+        "[quire.models]\nMyForCausalLM = quire.compute.models.llama:LlamaModel\n"
         "LeavesForCausalLM = quire_plugin_of_a_test:leave\n"
     )
     (package / "quire_plugin_of_a_test.py").write_text(

@@ -25,23 +25,23 @@ from tests.packed_writer import (
     write_pair,
 )
 
+from quire.base.errors import ConfigError
+from quire.compute.models import check_replacements, load_model
+from quire.compute.quantization import MatrixFormats, PlainFormat, WeightFormat
+from quire.compute.quantization.packed import keep
+from quire.compute.quantization.packed.keep import form_of
+from quire.compute.quantization.weight_format import WidensStored
+from quire.compute.worker.weight_stash import reachable_tensors
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
 from quire.config.memory.plan import weight_bytes
 from quire.config.packed.block_kinds import BlockFormat
 from quire.config.shard import Shard
-from quire.distributed import Collectives
-from quire.errors import ConfigError
-from quire.models import check_replacements, load_model
 from quire.ops import REFERENCE
+from quire.ops.distributed import Collectives
 from quire.ops.linear.blocks.contract import quantize_groups
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.plain import PackedMatrix
 from quire.ops.linear.plain.reference import PlainMatrix
-from quire.quantization import MatrixFormats, PlainFormat, WeightFormat
-from quire.quantization.packed import keep
-from quire.quantization.packed.keep import form_of
-from quire.quantization.weight_format import WidensStored
-from quire.worker.weight_stash import reachable_tensors
 
 SEQUENCES = {0: [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], 1: [8], 2: [9, 7, 9, 3, 2]}
 FORMATS_BY_NAME = {each.name: each for each in FORMATS}

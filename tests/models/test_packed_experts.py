@@ -14,8 +14,8 @@ from tests.models.families import CASES, Case, random_sequences, write_checkpoin
 from tests.models.harness import PagedModel, new_ops
 from tests.packed_writer import FORMATS, Writer, mxfp4
 
+from quire.compute.quantization import QuantizedFormats
 from quire.config import read_checkpoint
-from quire.quantization import QuantizedFormats
 
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96}
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}

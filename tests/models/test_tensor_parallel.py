@@ -14,12 +14,12 @@ from tests.models.harness import PagedModel, new_factory, new_ops
 from tests.models.ranks import on_ranks
 from tests.models.test_golden import Logits, assert_equal, chunks, run
 
+from quire.base.errors import ConfigError, EngineError
+from quire.compute.models import load_model, loader
+from quire.compute.quantization import QuantizedFormats
 from quire.config import read_model_spec
 from quire.config.shard import ONE_RANK, Shard
-from quire.distributed import ALONE, Collectives
-from quire.errors import ConfigError, EngineError
-from quire.models import load_model, loader
-from quire.quantization import QuantizedFormats
+from quire.ops.distributed import ALONE, Collectives
 
 UNEVEN = {
     *(("mpt-6-heads", 4), ("bloom-6-heads", 4)),

@@ -16,13 +16,13 @@ from tests.models.families import Case, random_sequences, write_checkpoint
 from tests.models.family_bases import BASES
 from tests.models.harness import PagedModel
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.config import read_checkpoint, read_model_spec
 from quire.config.families.nested import TEXT_DEFAULTS
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
 from quire.engine.convert import convert_model
-from quire.errors import ConfigError
-from quire.platform import detect_platform
 
 SEQUENCES = random_sequences((9, 5))
 NAMES: dict[str, Callable[[str], str]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.ops.tile_emulator import build_emulator, emulation
 
+from quire.base.platform import detect_platform
 from quire.ops import Op, Provider
-from quire.platform import detect_platform
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS
 from quire.ops.operation import Provider
-from quire.platform import detect_platform
 
 OP = ALL_OPS["append_tokens"]
 KERNELS = [each for each in OP.providers if each.name.startswith("cpu_")]

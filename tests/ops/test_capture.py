@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, REFERENCE, OpSet, Team, build_op_set
 from quire.ops.native.capture import CaptureArena, capture_sizes, record_calls, replay_list
 from quire.ops.native.replay import NotCapturableError, ReplayList
-from quire.platform import detect_platform
 
 TEAM = Team(1)
 OPS = build_op_set(detect_platform(), team=TEAM)

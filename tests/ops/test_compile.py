@@ -16,9 +16,9 @@ import pytest
 from tests.platform.machine_files import lay_out
 from tests.waiting import WAIT_S
 
+from quire.base.platform.cpu import detect_cpu
 from quire.ops.compile import ISAS, SOURCE_FOLDER, CompileError, build, build_hash, compile_kernels
 from quire.ops.compile.__main__ import main
-from quire.platform.cpu import detect_cpu
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 
@@ -356,7 +356,7 @@ def test_an_install_gets_the_sets_that_can_be_compiled(
     failed, or when installing quire needs what is installed only afterwards."""
     root = tmp_path / "checkout"
     ops = root / "src/quire/ops"
-    platform = ("src/quire/platform/cgroups.py", "src/quire/platform/cpu.py")
+    platform = ("src/quire/base/platform/cgroups.py", "src/quire/base/platform/cpu.py")
     for name in ("hatch_build.py", "src/quire/ops/compile/build.py", *platform):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)

@@ -9,8 +9,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
+from quire.base.errors import ConfigError
 from quire.config import env
-from quire.errors import ConfigError
 from quire.ops import ALL_OPS
 from quire.ops.check import compare
 from quire.ops.compiled import compiled_provider
@@ -75,9 +75,9 @@ def test_the_users_own_place_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_that_does_not_work_is_said_so() -> None:
+    from quire.base.platform import detect_platform
     from quire.ops import build_op_set
     from quire.ops.compiled import with_compiled
-    from quire.platform import detect_platform
 
     ops = build_op_set(detect_platform())
     broken = config.patch({"cpp.cxx": ("no-such-compiler",)})

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.waiting import WAIT_S
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Team
 from quire.ops.check import compare
 from quire.ops.random_tensors import normal
-from quire.platform import detect_platform
 
 OP = ALL_OPS["draw"]
 PLATFORM = detect_platform()
@@ -136,9 +136,9 @@ def test_a_mask_leaves_what_it_allows(vocab_size: int, temperature: float) -> No
 
 NO_MEMORY = """
 import resource, torch
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops import ALL_OPS, Team
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 here = detect_platform()
 compiled = (p for p in ALL_OPS["draw"].providers if p.name.startswith("cpu_"))
 provider = next(p for p in compiled if p.unavailable(here) is None)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from quire.base.platform import detect_platform
 from quire.config.model_spec import Routing
 from quire.ops import ALL_OPS, REFERENCE, OpSet, PackedMatrix, Team, build_op_set
 from quire.ops.linear.tables.cases import table_weight
 from quire.ops.moe.experts import ExpertLayers
 from quire.ops.moe.experts.reference import PlainExperts
 from quire.ops.moe.route.reference import route
-from quire.platform import detect_platform
 
 EXPERTS, TOP_K, WIDTH, INNER = 16, 4, 64, 96
 OPS = build_op_set(detect_platform())

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.config.kv_layout import KVFormat
 from quire.ops import ALL_OPS, Team
 from quire.ops.kv.pages import EMPTY_BYTE, empty_cache, page_views
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 OP = ALL_OPS["rope_and_write_kv"]

@@ -11,6 +11,7 @@ import pytest
 from tests.config.specs import make_platform
 from tests.processors import PROCESSORS, on_each_processor
 
+from quire.base.platform import detect_platform
 from quire.ops import kernel_timing
 from quire.ops.compile import ISAS
 from quire.ops.kernel_timing import (
@@ -24,7 +25,6 @@ from quire.ops.kernel_timing import (
 from quire.ops.native import binding as native
 from quire.ops.native.binding import native_unavailable
 from quire.ops.native.team import ALONE
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 ALL = tuple(isa.name for isa in ISAS)

@@ -14,6 +14,7 @@ from tests.ops.test_paged_attention import arguments, scales
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.attention.paged_batch import (
     PagedBatch,
@@ -22,7 +23,6 @@ from quire.ops.attention.paged_batch import (
     random_last_key,
 )
 from quire.ops.check import compare
-from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
 PLATFORM = detect_platform()

@@ -14,11 +14,11 @@ from tests.ops.test_paged_attention import arguments, scales, score_options
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.attention.paged_attention import WIDTHS
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch
 from quire.ops.check import compare
-from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
 PLATFORM = detect_platform()

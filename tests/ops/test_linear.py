@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, PackedMatrix, Provider, Team
 from quire.ops.check import compare
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 OP = ALL_OPS["linear"]
 PLATFORM = detect_platform()

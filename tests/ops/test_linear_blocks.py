@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.ops.test_linear_quantized import BLOCK_EDGES, rows_with_trouble
 from tests.profiles import examples
 
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.config.packed.block_kinds import BLOCK_KINDS, BlockKind
-from quire.errors import EngineError
 from quire.ops import ALL_OPS, Case, Op, Provider, Team
 from quire.ops.check import compare
 from quire.ops.linear.blocks.cases import block_weight
 from quire.ops.linear.blocks.contract import pack_scales
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 OP = ALL_OPS["linear_blocks"]
 PLATFORM = detect_platform()

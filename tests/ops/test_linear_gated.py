@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
-from quire.errors import ConfigError, EngineError
+from quire.base.errors import ConfigError, EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, REFERENCE, Op, PackedMatrix, Provider, Team, build_op_set
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES
@@ -19,7 +20,6 @@ from quire.ops.linear.int8.cases import int8_weight
 from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.pointwise.activation.contract import NAMES
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = (ALL_OPS[name] for name in ("linear", "linear_int8", "linear_int4"))
 GATE = ALL_OPS["activation_and_mul"]

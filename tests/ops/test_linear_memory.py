@@ -15,12 +15,12 @@ WITHOUT_RESERVES = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1
 
 WITHOUT_MEMORY = """
 import resource, sys, torch
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops import ALL_OPS, Team
 from quire.ops.random_tensors import normal
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int8.cases import int8_weight
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 op = ALL_OPS[sys.argv[1]]
 rows, outputs, depth = 200, 40, 1 << 17

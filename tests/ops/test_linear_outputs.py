@@ -15,10 +15,10 @@ from tests.ops.test_linear_gated import INT4, INT8, LINEAR, arguments_of, assert
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.ops import Op, Provider, Team
 from quire.ops.pointwise.activation.contract import NAMES
 from quire.ops.random_tensors import normal
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 TEAMS = [Team(1), Team(2), Team(5)]

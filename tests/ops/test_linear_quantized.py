@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiles import examples
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Op, PackedMatrix, Provider, Team
 from quire.ops.check import compare
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES
 from quire.ops.linear.int8.cases import int8_weight
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 INT8, INT4 = ALL_OPS["linear_int8"], ALL_OPS["linear_int4"]
 PLATFORM = detect_platform()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops import ALL_OPS
 from quire.ops.linear.int4.cases import int4_weight
 from quire.ops.linear.int4.contract import GROUP_SIZES, pack_scale

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.ops.test_linear_quantized import BLOCK_EDGES, rows_with_trouble
 from tests.profiles import examples
 
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.config.packed.table_format import TABLE_BITS, TableFormat
-from quire.errors import EngineError
 from quire.ops import ALL_OPS, Op, Provider, Team
 from quire.ops.linear.plain.contract import GatedPacked
 from quire.ops.linear.tables.cases import table_weight
 from quire.ops.linear.tables.contract import Tables
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 OP, LINEAR = ALL_OPS["linear_tables"], ALL_OPS["linear"]
 PLATFORM = detect_platform()

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, build_op_set
 from quire.ops.check import compare
 from quire.ops.linear.plain.reference import widened_product
 from quire.ops.linear.plain.vendor import VendorMatrix, load_vendor, product_into_float32
 from quire.ops.operation import FOR_GPUS
-from quire.platform import detect_platform
 
 OP = ALL_OPS["linear"]
 PLATFORM = detect_platform()

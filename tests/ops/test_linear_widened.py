@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.ops.test_linear_quantized import BLOCK_EDGES, rows_with_trouble
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.config.packed.block_kinds import BLOCK_KINDS
 from quire.ops import ALL_OPS, Op, PackedMatrix, Team, build_op_set
 from quire.ops.check import compare
@@ -25,7 +26,6 @@ from quire.ops.linear.rotate import rotate
 from quire.ops.linear.rotate.reference import rotation_part
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 LINEAR, INT8, INT4, BLOCKS = (
     ALL_OPS[name] for name in ("linear", "linear_int8", "linear_int4", "linear_blocks")

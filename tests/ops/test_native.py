@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops.compile import SOURCE_FOLDER
 from quire.ops.native import binding as native
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Provider, Team
 from quire.ops.attention.paged_batch import PagedBatch, paged_batch, random_key_bias
 from quire.ops.check import compare
-from quire.platform import detect_platform
 
 OP = ALL_OPS["paged_attention"]
 TEAMS = {threads: Team(threads) for threads in (1, 2)}

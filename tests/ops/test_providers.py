@@ -12,12 +12,12 @@ import pytest
 import torch
 from tests.profiles import SCALE
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Op, Provider, Tolerance, check_provider
 from quire.ops.check import Outcomes, compare, reference_outcomes
 from quire.ops.compile import SOURCE_FOLDER
 from quire.ops.native import binding as native
 from quire.ops.native.replay import NotCapturableError, ReplayList
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 PROVIDERS = [

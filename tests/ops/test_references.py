@@ -10,7 +10,7 @@ import torch
 from tests.ops.test_paged_attention import arguments, scales
 from torch.profiler import ProfilerActivity, profile
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.ops import ALL_OPS
 from quire.ops.attention.paged_batch import paged_batch
 from quire.ops.kv.rope_and_write_kv.rope import rope

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.ops import (
     ALL_OPS,
     REFERENCE,
@@ -20,7 +21,6 @@ from quire.ops import (
     force_linear,
     select,
 )
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 BARE = replace(PLATFORM, cpu=replace(PLATFORM.cpu, features=frozenset[str]()))

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiles import examples
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Provider, Team
 from quire.ops.kv.pages import empty_cache
 from quire.ops.kv.rope_and_write_kv.rope import rope
 from quire.ops.kv.rope_and_write_kv.write_kv import write_kv
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 PROVIDERS = [pytest.param(p, id=p.name) for p in ALL_OPS["rope_and_write_kv"].providers]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.pairs import BY_PAIRS
 from tests.profiles import examples
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Team, select
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 PLATFORM = detect_platform()
 TOKENS, WIDTH = 300, 200

@@ -11,8 +11,8 @@ import pytest
 from tests.ops.tile_emulator import AMX, tiles_unavailable
 from tests.profiles import SCALE
 
+from quire.base.platform import detect_platform
 from quire.ops.compile import ISAS, build
-from quire.platform import detect_platform
 
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine
 
@@ -36,7 +36,7 @@ from quire.ops import ALL_OPS, check_provider
 from quire.ops.native import binding as native
 from quire.ops.compile import library_path
 from quire.ops.native.team import Team
-from quire.platform import detect_platform
+from quire.base.platform import detect_platform
 
 folder = Path(sys.argv[1])
 setattr(native, "library_path", partial(library_path, folder=folder))

@@ -13,9 +13,9 @@ import pytest
 import torch
 from tests.waiting import WAIT_S
 
+from quire.base.platform import detect_platform
+from quire.base.platform.priority import LOWEST
 from quire.ops import ALL_OPS, Provider, Team
-from quire.platform import detect_platform
-from quire.platform.priority import LOWEST
 
 PLATFORM = detect_platform()
 ROWS, WIDTH = 2000, 512
@@ -101,8 +101,8 @@ def test_two_callers_at_once_both_get_their_results(norm: Provider) -> None:
 FORKED = """
 import os, torch
 from quire.ops import ALL_OPS, Team
-from quire.platform import detect_platform
-from quire.platform.priority import LOWEST
+from quire.base.platform import detect_platform
+from quire.base.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
 call = provider.load(Team(3))
@@ -120,10 +120,10 @@ raise SystemExit(os.waitstatus_to_exitcode(status))
 
 TOO_MANY = """
 import resource
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops import ALL_OPS, Team
-from quire.platform import detect_platform
-from quire.platform.priority import LOWEST
+from quire.base.platform import detect_platform
+from quire.base.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["rms_norm"].providers if p.unavailable(here) is None)
 with open("/proc/self/status") as status:
@@ -143,8 +143,8 @@ raise SystemExit(4)
 DRAWS_AT_THE_END = """
 import threading, time, torch
 from quire.ops import ALL_OPS, Team
-from quire.platform import detect_platform
-from quire.platform.priority import LOWEST
+from quire.base.platform import detect_platform
+from quire.base.platform.priority import LOWEST
 here = detect_platform()
 provider = next(p for p in ALL_OPS["draw"].providers if p.unavailable(here) is None)
 call, count = provider.load(Team(3)), 2_000_000

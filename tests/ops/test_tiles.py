@@ -23,8 +23,9 @@ from tests.ops.tile_emulator import (
 )
 from tests.profiles import examples
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.config import env
-from quire.errors import ConfigError
 from quire.ops import ALL_OPS, Case, Op, Team, build_op_set, force_isa
 from quire.ops.check import check_provider, compare
 from quire.ops.compile import build_hash, library_path
@@ -33,7 +34,6 @@ from quire.ops.linear.int4.contract import GROUP_SIZES
 from quire.ops.linear.int8.cases import int8_weight
 from quire.ops.native import binding as native
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 LINEAR, INT8, INT4 = TILE_OPS
 pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a slow machine

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Team
 from quire.ops.native.cpu_provider import is_cpu_kernel
-from quire.platform import detect_platform
 
 OP = ALL_OPS["token_logprobs"]
 PLATFORM = detect_platform()

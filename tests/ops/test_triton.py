@@ -14,10 +14,10 @@ import pytest
 import torch
 from tests.profiles import SCALE
 
+from quire.base.platform import detect_platform
 from quire.config import env
 from quire.ops import ALL_OPS, REFERENCE, Op, build_op_set
 from quire.ops.attention.paged_batch import paged_batch
-from quire.platform import detect_platform
 
 pytest.importorskip("triton")
 from tests.ops.triton.compiler import AMD, AMPERE, HOPPER, Launch, compiled, launches, spilled_bytes

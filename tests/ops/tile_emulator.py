@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Op, Provider, Team
 from quire.ops.attention.paged_attention import cpu as paged_attention
 from quire.ops.compile import ISAS, build, library_path
@@ -24,7 +25,6 @@ from quire.ops.linear.plain import cpu as linear
 from quire.ops.native import binding as native
 from quire.ops.native.team import ALONE
 from quire.ops.random_tensors import normal
-from quire.platform import detect_platform
 
 __all__ = [
     "AMX",

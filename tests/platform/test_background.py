@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 
-from quire.platform.background import Background
+from quire.base.platform.background import Background
 from tests.waiting import WAIT_S
 
 ENDS = """
 import threading
-from quire.platform.background import Background
+from quire.base.platform.background import Background
 
 work = Background("hangs", threading.Event().wait)
 work.ask()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.platform import detect_cpu, detect_platform
+from quire.base.platform.cgroups import GroupLimits, read_group_limits
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.config.startup import plan_startup
-from quire.platform import detect_cpu, detect_platform
-from quire.platform.cgroups import GroupLimits, read_group_limits
 from tests.platform.machine_files import lay_out
 
 GIB = 2**30

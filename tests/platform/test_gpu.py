@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.platform import amd, nvml
-from quire.platform.gpu import FoundGpu, detect_gpu
-from quire.platform.gpu_facts import GpuSearch
-from quire.platform.torch_build import TorchBuild, find_torch_build
+from quire.base.platform import amd, nvml
+from quire.base.platform.gpu import FoundGpu, detect_gpu
+from quire.base.platform.gpu_facts import GpuSearch
+from quire.base.platform.torch_build import TorchBuild, find_torch_build
 from tests.platform.fake_nvml import FakeGpu, FakeNvml
 
 CUDA_TORCH = TorchBuild("2.11.0+cu128", (12, 8), None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.platform.interrupts import held, let_through
+from quire.base.platform.interrupts import held, let_through
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ from platform import machine
 
 import pytest
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_cpu, detect_platform
+from quire.base.platform.cpu import HIDDEN_FLAGS_VARIABLE
 from quire.config import env
-from quire.errors import ConfigError
 from quire.ops.compile import ISAS
-from quire.platform import detect_cpu, detect_platform
-from quire.platform.cpu import HIDDEN_FLAGS_VARIABLE
 from tests.platform.machine_files import lay_out
 from tests.waiting import WAIT_S
 
@@ -90,7 +90,7 @@ def test_tile_registers_that_the_system_refuses_are_told(tmp_path: Path) -> None
 
 def test_platform_needs_no_torch() -> None:
     """Turns red when reading facts costs the seconds of importing torch."""
-    code = "import sys, quire.platform; sys.exit('torch' in sys.modules)"
+    code = "import sys, quire.base.platform; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.platform.processes import ProcessState, state_of, unique_name
+from quire.base.platform.processes import ProcessState, state_of, unique_name
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no proc(5)")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from quire.base.telemetry import EngineStats
 from quire.protocol import (
     BeamRules,
     EngineOutput,
@@ -57,7 +58,6 @@ from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import Weights
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.protocol.step import TopTokens
-from quire.telemetry import EngineStats
 from tests.profiles import machine_settings
 
 FROM_CLIENT: Codec[ClientMessage] = Codec(ClientMessage)

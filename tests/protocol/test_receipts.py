@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams, TokenLogprobs
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.grammar import GrammarKind, GrammarSpec

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol import SamplingParams, SchedulingParams
 from quire.protocol.adapters import LoRARequest
 from quire.protocol.beam_search import BeamSearchParams

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 import torch
 
+from quire.base.errors import ConfigError
+from quire.compute.quantization import StoredMatrix
+from quire.compute.quantization.packed import keep
 from quire.config import read_checkpoint
 from quire.config.gguf import GGML_TYPES
 from quire.config.hf import StoredTensor
 from quire.config.packed import GGUFBlocks, PackedLayout
 from quire.config.shard import Shard
-from quire.errors import ConfigError
-from quire.quantization import StoredMatrix
-from quire.quantization.packed import keep
 from tests.gguf_writer import PACKERS, TYPE_IDS
 from tests.models.harness import new_ops
 from tests.packed_writer import FORMATS, Format, all_but_head, stored_matrix, write_pair

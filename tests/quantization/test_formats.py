@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from quire import LLM
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
+from quire.compute.models.registry import find_model
+from quire.compute.quantization import QuantizedFormats, WeightFormat
 from quire.config import MatrixShape, ModelSpec, read_checkpoint, read_model_spec
 from quire.config.memory.plan import weight_bytes
 from quire.config.quantization import (
@@ -28,13 +31,10 @@ from quire.config.quantization import (
 from quire.config.render_plan import render_plan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.models.registry import find_model
+from quire.entrypoints.cli.main import main
 from quire.ops import build_op_set, force_isa
 from quire.ops.linear.int4.contract import GROUP_SIZES
 from quire.ops.linear.plain.cpu_matrix import CpuMatrix
-from quire.platform import detect_platform
-from quire.quantization import QuantizedFormats, WeightFormat
 from tests.config.specs import make_platform
 from tests.models.families import CASES, Case, write_checkpoint
 from tests.models.harness import new_factory

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.compute.quantization.gguf import DEQUANTIZE, dequantize
 from quire.config.gguf import GGML_TYPES
-from quire.quantization.gguf import DEQUANTIZE, dequantize
 from tests.gguf_writer import PACKERS, random_tensor
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.compute.quantization import QuantizedFormats
 from quire.config import MatrixShape
 from quire.config.quantization import choose_format, rotation_of, shared_rotation
 from quire.ops.linear.rotate.reference import rotate
-from quire.quantization import QuantizedFormats
 from tests.models.families import CASES, random_sequences, write_checkpoint
 from tests.models.harness import PagedModel, new_ops
 from tests.pairs import BY_PAIRS

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.compute.quantization import MatrixFormats, quantize_int8
+from quire.compute.quantization.weight_format import WidensStored
 from quire.config import MatrixShape
 from quire.ops import PackedMatrix
 from quire.ops.linear.blocks.contract import quantize_groups
 from quire.ops.linear.plain.reference import PlainMatrix
-from quire.quantization import MatrixFormats, quantize_int8
-from quire.quantization.weight_format import WidensStored
 from tests.models.families import Case, write_checkpoint
 from tests.models.harness import PagedModel
 

@@ -11,7 +11,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.bundled import bundled_model_path
 from quire.config.quantization import INT4_FORMATS, QUANTIZATIONS
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 from tests.models.harness import PagedModel
 
 LENGTH = 250

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.base.platform import detect_platform
+from quire.compute.quantization import quantize_int4, quantize_int8
+from quire.compute.quantization.weight_format import BLOCK_ELEMENTS
 from quire.ops import build_op_set
 from quire.ops.linear.int8.reference import PlainInt8Matrix
 from quire.ops.linear.rotate import rotate
-from quire.platform import detect_platform
-from quire.quantization import quantize_int4, quantize_int8
-from quire.quantization.weight_format import BLOCK_ELEMENTS
 from tests.profiles import machine_settings
 
 GROUP_SIZES = (32, 64, 128)

@@ -11,10 +11,10 @@ from tests.media.test_gemma3 import spec_of
 from tests.media.test_pan_and_scan import CROPS
 from tests.real.packages import gemma3_file
 
-from quire.rendering.media.gemma3 import Gemma3Preparer
-from quire.rendering.media.images import ImageBounds, ImageRenderer, NamedImage
-from quire.rendering.media.sources import MediaAccess
-from quire.rendering.tokenizer import Tokenizer
+from quire.text.rendering.media.gemma3 import Gemma3Preparer
+from quire.text.rendering.media.images import ImageBounds, ImageRenderer, NamedImage
+from quire.text.rendering.media.sources import MediaAccess
+from quire.text.rendering.tokenizer import Tokenizer
 
 BEGIN, END = "<start_of_image>", "<end_of_image>"
 PIECES = (

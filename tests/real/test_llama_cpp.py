@@ -16,7 +16,7 @@ from tests.real.inputs import CONVERSATIONS, texts
 from tests.real.packages import gemma3_file, smollm2_file
 
 from quire import LLM, SamplingParams
-from quire.rendering import Renderer
+from quire.text.rendering import Renderer
 
 MIN_GAP = 0.5
 MIN_SHARE = 0.75

@@ -24,12 +24,12 @@ from tests.real.inputs import QUESTIONS
 from tests.real.packages import gemma3_file, smollm2_file
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError
+from quire.compute.quantization import PlainFormat
+from quire.compute.quantization.gguf import GGUFReader
 from quire.config import MatrixShape, read_checkpoint, read_model_spec
 from quire.config.gguf import config_of, read_gguf_parts
-from quire.errors import ConfigError
-from quire.quantization import PlainFormat
-from quire.quantization.gguf import GGUFReader
-from quire.rendering import Renderer
+from quire.text.rendering import Renderer
 
 TOKENS = [1, 504, 3575, 282, 4649, 314, 2, 7042, 198, 1036] * 4
 

@@ -16,7 +16,7 @@ from tokenizers import (
     trainers,
 )
 
-from quire.rendering import Tokenizer
+from quire.text.rendering import Tokenizer
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog. It's 12:30, isn't it?",

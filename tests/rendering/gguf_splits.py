@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from quire.rendering.gguf import SPLITS
+from quire.text.rendering.gguf import SPLITS
 from tests.gguf_writer import float_tensor, write_gguf
 from tests.real.inputs import texts as common_texts
 

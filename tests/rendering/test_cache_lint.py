@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.rendering.chat_template.cache_lint import cache_risks
-from quire.rendering.chat_template.template import ChatTemplate
+from quire.text.rendering.chat_template.cache_lint import cache_risks
+from quire.text.rendering.chat_template.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 TOOLS = "{% if tools %}<|tools|>{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"

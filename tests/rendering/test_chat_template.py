@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ConfigError, RequestError
-from quire.rendering import RESERVED_KWARGS, ChatTemplate
-from quire.rendering.chat_template.sandbox import TemplateLimits
+from quire.base.errors import ConfigError, RequestError
+from quire.text.rendering import RESERVED_KWARGS, ChatTemplate
+from quire.text.rendering.chat_template.sandbox import TemplateLimits
 
 SOURCES = {
     path.stem: path.read_text(encoding="utf-8")

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from quire.dialect.harmony import HarmonyTemplate
-from quire.errors import RequestError
-from quire.rendering import ChatTemplate, RenderedPrompt, Renderer, RendersChats, Tokenizer
-from quire.rendering.chat_template.control_tokens import ChatText
+from quire.base.errors import RequestError
 from quire.server.generation.history import continued
+from quire.text.dialect.harmony import HarmonyTemplate
+from quire.text.rendering import ChatTemplate, RenderedPrompt, Renderer, RendersChats, Tokenizer
+from quire.text.rendering.chat_template.control_tokens import ChatText
 from tests.dialect.chat_templates import TEMPLATES
 from tests.rendering.conftest import BUILDERS, TEXTS, write_folder
 from tests.rendering.test_chat_template import ANSWER, ASK, CALL, RESULT, SOURCES, SYSTEM, TOOL

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.rendering import IncrementalDetokenizer, Tokenizer
+from quire.text.rendering import IncrementalDetokenizer, Tokenizer
 from tests.profiles import examples
 
 from .conftest import BUILDERS, EXACT, TEXTS

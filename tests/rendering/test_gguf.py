@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.base.errors import ConfigError, RequestError
 from quire.bundled import bundled_model_path
-from quire.errors import ConfigError, RequestError
-from quire.rendering import Renderer
-from quire.rendering.gguf import SPLITS
-from quire.rendering.tokenizer import Tokenizer
+from quire.text.rendering import Renderer
+from quire.text.rendering.gguf import SPLITS
+from quire.text.rendering.tokenizer import Tokenizer
 from tests.gguf_writer import write_gguf
 from tests.rendering import gguf_splits
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import RequestError
-from quire.rendering import ChatTemplate
+from quire.base.errors import RequestError
+from quire.text.rendering import ChatTemplate
 from tests.rendering.test_chat_template import (
     AGAIN,
     ANSWER,

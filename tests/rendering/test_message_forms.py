@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from quire.errors import RequestError
-from quire.rendering import ChatTemplate
-from quire.rendering.messages import without_optional_nulls
+from quire.base.errors import RequestError
+from quire.text.rendering import ChatTemplate
+from quire.text.rendering.messages import without_optional_nulls
 from tests.dialect.chat_templates import TEMPLATES
 
 Message = dict[str, Any]

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.request import FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import (
+from quire.text.rendering import (
     Ending,
     IncrementalDetokenizer,
     OutputRenderer,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.bundled import bundled_model_path
-from quire.rendering import Prompt, PromptPieces, RenderedPrompt, Renderer
-from quire.rendering.prompt_pieces import GROWTH, NUM_HELD_BACK
+from quire.text.rendering import Prompt, PromptPieces, RenderedPrompt, Renderer
+from quire.text.rendering.prompt_pieces import GROWTH, NUM_HELD_BACK
 
 WORDS = ["The ", "quick ", "brown ", "fox ", "jumps ", "over ", "lazy ", "dogs. "] * 300
 

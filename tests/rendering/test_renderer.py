@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import ConfigError, RequestError
+from quire.base.errors import ConfigError, RequestError
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Renderer, RequestRenderer
+from quire.text.rendering import RenderedPrompt, Renderer, RequestRenderer
 
 from .conftest import gpt2_like, llama2_like, llama3_like, t5_like, write_folder
 

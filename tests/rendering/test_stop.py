@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import RequestError
-from quire.rendering import StopMatcher
+from quire.base.errors import RequestError
+from quire.text.rendering import StopMatcher
 from tests.profiles import examples
 
 SMALL = st.text(alphabet="ab🦊", max_size=30)

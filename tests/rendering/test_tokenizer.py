@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ConfigError, EngineError, RequestError
-from quire.rendering import Tokenizer
+from quire.base.errors import ConfigError, EngineError, RequestError
+from quire.text.rendering import Tokenizer
 
 from .conftest import BUILDERS, TEXTS, gpt2_like, llama2_like, write_folder
 
@@ -253,7 +253,7 @@ def test_light_import() -> None:
     import sys
 
     code = (
-        "import sys, quire.rendering; "
+        "import sys, quire.text.rendering; "
         "print([m for m in ('tokenizers', 'jinja2', 'torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

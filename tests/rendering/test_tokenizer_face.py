@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import RequestError
 from quire.bundled import bundled_model_path
-from quire.errors import RequestError
-from quire.rendering import Renderer, TokenizerFace
+from quire.text.rendering import Renderer, TokenizerFace
 
 from .conftest import gpt2_like, llama2_like, llama3_like, write_folder
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire.runner.device.queue import Arrival, HostQueue, Mark
-from quire.worker import worker as worker_module
-from quire.worker.assemble import assemble
-from quire.worker.assemble_device import MakeRecorder, assemble_on_device
-from quire.worker.load import load
+from quire.compute.runner.device.queue import Arrival, HostQueue, Mark
+from quire.compute.worker import worker as worker_module
+from quire.compute.worker.assemble import assemble
+from quire.compute.worker.assemble_device import MakeRecorder, assemble_on_device
+from quire.compute.worker.load import load
 
 __all__ = ["LateQueue", "keep_rows_on_device"]
 

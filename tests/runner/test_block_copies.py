@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kv_transfer import block_copies
-from quire.kv_transfer.block_copies import StagedCopies
-from quire.kv_transfer.copy_lane import NoLane
+from quire.compute.kv_transfer import block_copies
+from quire.compute.kv_transfer.block_copies import StagedCopies
+from quire.compute.kv_transfer.copy_lane import NoLane
 
 Work = tuple[int, Callable[[], None]]
 

@@ -1,4 +1,5 @@
-"""The list of concepts in docs/design/runner.md is the list of the classes in `quire.runner`."""
+"""The list of concepts in docs/design/runner.md is the list of the classes in
+`quire.compute.runner`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from quire.compute.runner.kernel_rows import KernelRows
+from quire.compute.runner.rows import KERNEL_COLUMNS, RowTable
 from quire.protocol.step import EnterRow, MediaSpan, StepPlan
-from quire.runner.kernel_rows import KernelRows
-from quire.runner.rows import KERNEL_COLUMNS, RowTable
 
 ROOT = Path(__file__).parents[2]
 RUNNER = ROOT / "src" / "quire" / "runner"

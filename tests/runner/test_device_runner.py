@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from quire.runner.launch import Runner
+from quire.compute.runner.launch import Runner
 from tests.pairs import BY_PAIRS
 from tests.runner.late_device import keep_rows_on_device
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.attention.reference import ReferenceAttention
-from quire.runner.graphs.ladder import LazyGraphs, ladder
+from quire.compute.attention.reference import ReferenceAttention
+from quire.compute.runner.graphs.ladder import LazyGraphs, ladder
 from tests.engine.test_laws import assert_same, workload
 from tests.models.families import CASES, write_checkpoint
 from tests.runner.late_device import keep_rows_on_device

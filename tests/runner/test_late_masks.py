@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.runner.late import LateInputs
+from quire.compute.sampling import sampler
 from quire.protocol import EngineRequest
 from quire.protocol.step import EnterRow, LateInput, StepPlan
-from quire.runner.late import LateInputs
-from quire.sampling import sampler
 from tests.engine.hash_grammar import SPEC, HashGrammars, mask_after
 from tests.engine.test_device_laws import assert_as_on_host
 from tests.engine.test_laws import assert_same, has_kernels, workload

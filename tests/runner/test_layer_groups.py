@@ -16,20 +16,20 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.attention import AttentionBackend, AttentionNeeds, GroupBackends, StepInputs
-from quire.attention.kernels import KernelAttention
-from quire.attention.reference import ReferenceAttention
-from quire.attention.select import BACKENDS
-from quire.attention.splittable import AttentionCall, SplittableAttention
+from quire.base.platform import detect_platform
+from quire.compute.attention import AttentionBackend, AttentionNeeds, GroupBackends, StepInputs
+from quire.compute.attention.kernels import KernelAttention
+from quire.compute.attention.reference import ReferenceAttention
+from quire.compute.attention.select import BACKENDS
+from quire.compute.attention.splittable import AttentionCall, SplittableAttention
+from quire.compute.layers import LayerFactory
+from quire.compute.models import dummy, loader
+from quire.compute.models.weight_map import WeightMap
+from quire.compute.runner import RowTable
+from quire.compute.worker import load as load_module
+from quire.compute.worker import worker as worker_module
 from quire.config import ModelSpec
 from quire.config.kv_layout import KVFormat, KVLayout, LayerKV, group_layers
-from quire.layers import LayerFactory
-from quire.models import dummy, loader
-from quire.models.weight_map import WeightMap
-from quire.platform import detect_platform
-from quire.runner import RowTable
-from quire.worker import load as load_module
-from quire.worker import worker as worker_module
 from tests.models.families import CASES, write_checkpoint
 from tests.runner.late_device import keep_rows_on_device
 from tests.runner.test_graphs import Recorded, at_once, graphs_of, never

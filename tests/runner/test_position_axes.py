@@ -20,14 +20,14 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 )
 
 from quire import LLM, SamplingParams
+from quire.base.errors import ConfigError
+from quire.compute.layers import RotaryEmbedding
+from quire.compute.runner.rows import RowTable
 from quire.config.rope import RopeSpec
-from quire.errors import ConfigError
-from quire.layers import RotaryEmbedding
 from quire.ops.kv.rope_and_write_kv.rope import rope
 from quire.protocol.media import Media
 from quire.protocol.request import EngineRequest
 from quire.protocol.step import EnterRow, MediaSpan, StepPlan
-from quire.runner.rows import RowTable
 from tests.runner.late_device import keep_rows_on_device
 from tests.small_engines import SMALL
 

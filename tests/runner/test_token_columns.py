@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention.reference import ReferenceAttention
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
+from quire.compute.attention.reference import ReferenceAttention
+from quire.compute.layers import LayerFactory
+from quire.compute.layers.mlp import GatedMLP
+from quire.compute.worker import Worker
+from quire.compute.worker import load as loading
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
-from quire.layers import LayerFactory
-from quire.layers.mlp import GatedMLP
 from quire.ops import ALL_OPS, force_isa
-from quire.platform import detect_platform
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import EnterRow, ForkRow, StepPlan
-from quire.worker import Worker
-from quire.worker import load as loading
 from tests.runner.late_device import keep_rows_on_device
 from tests.runner.recorder import CallRecorder
 from tests.worker.test_two_phases import make_settings

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.base.platform import detect_platform
+from quire.compute.sampling import SampleOutput, Sampler, SamplingState
 from quire.ops import ALL_OPS, select
-from quire.platform import detect_platform
 from quire.protocol import IntArray, SamplingParams
-from quire.sampling import SampleOutput, Sampler, SamplingState
 
 
 class Tokens:

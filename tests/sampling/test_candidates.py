@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from quire.compute.sampling import CandidateOutput, SamplingState, find_candidates
 from quire.protocol import SamplingParams
 from quire.protocol.step import IntArray
-from quire.sampling import CandidateOutput, SamplingState, find_candidates
 from tests.sampling.rows import operation
 
 VOCAB = 40

@@ -10,10 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops import ALL_OPS
-from quire.protocol import SamplingParams
-from quire.protocol.step import TokenLogprobs
-from quire.sampling import (
+from quire.compute.sampling import (
     BANNED,
     NO_TOKEN,
     DeviceColumns,
@@ -23,8 +20,11 @@ from quire.sampling import (
     ExtraSample,
     SamplingState,
 )
-from quire.sampling.device_edits import DeviceEdits
-from quire.sampling.edits import edits_of
+from quire.compute.sampling.device_edits import DeviceEdits
+from quire.compute.sampling.edits import edits_of
+from quire.ops import ALL_OPS
+from quire.protocol import SamplingParams
+from quire.protocol.step import TokenLogprobs
 from tests.profiles import examples
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits

@@ -10,10 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.sampling import (
+    NO_TOKEN,
+    DeviceColumns,
+    DeviceSampler,
+    SamplingState,
+    failures_of,
+)
 from quire.ops import ALL_OPS
 from quire.protocol import SamplingParams
-from quire.sampling import NO_TOKEN, DeviceColumns, DeviceSampler, SamplingState, failures_of
 from tests.profiles import examples
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import filter_params, some_logits

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.compute.sampling import NO_TOKEN, reference
+from quire.compute.sampling.edits import RowPlace, edit_row, edits_of
 from quire.protocol import SamplingParams
-from quire.sampling import NO_TOKEN, reference
-from quire.sampling.edits import RowPlace, edit_row, edits_of
 from tests.profiles import examples
 from tests.sampling.rows import sample_one, sample_rows
 

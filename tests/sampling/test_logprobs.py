@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.sampling import prompt_logprobs, reference, token_logprobs
 from quire.protocol import SamplingParams
-from quire.sampling import prompt_logprobs, reference, token_logprobs
 from tests.profiles import examples
 from tests.sampling.rows import operation, sample_one, sample_rows
 

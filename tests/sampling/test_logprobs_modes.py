@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.compute.sampling import reference
 from quire.protocol import SamplingParams
 from quire.protocol.step import TokenLogprobs
-from quire.sampling import reference
 from tests.profiles import examples
 from tests.sampling.rows import sample_one
 from tests.sampling.test_edits import V

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from quire.compute.sampling import reference
 from quire.ops.sampling.draw.noise import gumbel, token_bits
-from quire.sampling import reference
 
 WORDS = st.integers(0, 2**32 - 1)
 ALPHA = 1e-4

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from quire.compute.sampling import SamplingState, reference
 from quire.protocol import SamplingParams
-from quire.sampling import SamplingState, reference
 from tests.profiles import examples
 from tests.sampling.rows import Tokens, draw_many, sample_rows, sampler
 

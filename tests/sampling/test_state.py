@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import EngineError, RequestError
+from quire.base.errors import EngineError, RequestError
+from quire.compute.sampling import SamplingState
 from quire.protocol import SamplingParams
-from quire.sampling import SamplingState
 from tests.profiles import examples
 
 SLOTS, V = 5, 32

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
+from quire.plan.scheduler.sequence import Sequence
 from quire.protocol.step import IntArray
-from quire.scheduler.sequence import Sequence
 from tests.executor.fake import FakeModel
 from tests.scheduler.expected import VOCAB, expected_tokens
 

@@ -7,11 +7,11 @@ import random
 from dataclasses import replace
 
 from quire.config.settings import SCHEDULING_POLICIES
+from quire.plan.scheduler import PrefillLimits
+from quire.plan.scheduler.loads import LOAD_SECONDS
+from quire.plan.scheduler.token_budget import UNLIMITED
 from quire.protocol import BeamRules, SchedulingParams
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
-from quire.scheduler import PrefillLimits
-from quire.scheduler.loads import LOAD_SECONDS
-from quire.scheduler.token_budget import UNLIMITED
 from tests.profiles import under_seed
 from tests.scheduler.expected import VOCAB
 from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup

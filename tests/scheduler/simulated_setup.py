@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.config.kv_layout import KVLayout
+from quire.plan.scheduler import PrefillLimits
+from quire.plan.scheduler.constraints.unsent import Question, Verdict
+from quire.plan.scheduler.loads import LOAD_SECONDS
 from quire.protocol import BeamRules, EngineRequest, SequenceFinish
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
-from quire.scheduler import PrefillLimits
-from quire.scheduler.constraints.unsent import Question, Verdict
-from quire.scheduler.loads import LOAD_SECONDS
 from tests.executor.fake import FakeModel
 from tests.kv_cache.model import make_layout
 from tests.scheduler.expected import VOCAB, Asked, make_model

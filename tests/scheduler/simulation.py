@@ -12,11 +12,20 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from quire.base.errors import RequestError
 from quire.config.memory.plan import FEWEST_DRAFTS
 from quire.config.resolved import ResolvedScheduler
 from quire.config.speculation import SpeculationSettings
-from quire.errors import RequestError
-from quire.kv_cache import BlockHasher, KVManager
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import (
+    Feasibility,
+    Policy,
+    Scheduler,
+    make_policy,
+)
+from quire.plan.scheduler.constraints.unsent import Question
+from quire.plan.scheduler.policies.spare import SPARE_ACCOUNT
+from quire.plan.speculation import DraftMethods
 from quire.protocol import (
     BeamRules,
     EngineOutput,
@@ -32,15 +41,6 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.sampling_params import RepetitionDetectionParams
 from quire.protocol.step import NO_TICKET
-from quire.scheduler import (
-    Feasibility,
-    Policy,
-    Scheduler,
-    make_policy,
-)
-from quire.scheduler.constraints.unsent import Question
-from quire.scheduler.policies.spare import SPARE_ACCOUNT
-from quire.speculation import DraftMethods
 from tests.executor.fake import FakeExecutor
 from tests.kv_cache.fake_source import FakeSource, NameMirror
 from tests.scheduler.expected import VOCAB, Asked, expected_beams, expected_output

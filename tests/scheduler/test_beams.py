@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol import BeamRules, EngineRequest, FinishReason, SamplingParams
 from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulated_setup import Setup

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
+from quire.plan.scheduler.deadlines import PrefillSpeed
 from quire.protocol import FinishReason, SchedulingParams
-from quire.scheduler.deadlines import PrefillSpeed
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.plan.scheduler.drafts import Drafts
+from quire.plan.scheduler.drafts.forced import ForcedTokens
+from quire.plan.scheduler.drafts.guesses import Guesses
+from quire.plan.scheduler.drafts.room import DraftRoom
+from quire.plan.speculation.policy import RESTS, DraftPolicy
 from quire.protocol import SamplingParams, StepPlan
 from quire.protocol.request import EngineRequest
-from quire.scheduler.drafts import Drafts
-from quire.scheduler.drafts.forced import ForcedTokens
-from quire.scheduler.drafts.guesses import Guesses
-from quire.scheduler.drafts.room import DraftRoom
-from quire.speculation.policy import RESTS, DraftPolicy
 from tests.scheduler.expected import VOCAB, expected_tokens
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation
@@ -138,8 +138,8 @@ def test_requests_without_guesses_pay_nothing_after_one_with_a_prediction(
         (DraftRoom, "may_draft"),
     ):
         monkeypatch.setattr(owner, name, None)
-    monkeypatch.setattr("quire.speculation.step_times.StepTimes.planned", None)
-    monkeypatch.setattr("quire.speculation.step_times.StepTimes.applied", None)
+    monkeypatch.setattr("quire.plan.speculation.step_times.StepTimes.planned", None)
+    monkeypatch.setattr("quire.plan.speculation.step_times.StepTimes.applied", None)
     clock.add(None, handle=1)
     clock.run()
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.runner.drafts import draw_in_turns
+from quire.compute.runner.rows import RowTable
 from quire.protocol import EnterRow, FinishReason, SamplingParams, StepPlan
 from quire.protocol.step import StepResult, TokenLogprobs
-from quire.runner.drafts import draw_in_turns
-from quire.runner.rows import RowTable
 from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import expected_tokens, make_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.errors import EngineError, RequestError
+from quire.base.errors import EngineError, RequestError
 from quire.protocol import EMPTY_INTS, FinishReason, StepResult
 from tests.pairs import BY_PAIRS
 from tests.scheduler.simulated_setup import POISON_OUTSIDE, Setup

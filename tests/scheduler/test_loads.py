@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.plan.scheduler.sequence import GroupState
 from quire.protocol import FinishReason
 from quire.protocol.recovery import RecoveryCosts
-from quire.scheduler.sequence import GroupState
 from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol import FinishReason
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation

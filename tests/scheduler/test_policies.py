@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from quire.base.errors import ConfigError, RequestError
+from quire.base.platform.interrupts import held
 from quire.config.resolved import ResolvedScheduler
 from quire.config.settings import SCHEDULING_POLICIES
-from quire.errors import ConfigError, RequestError
-from quire.platform.interrupts import held
+from quire.plan.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
 from quire.protocol import SchedulingParams
-from quire.scheduler import KeyedPolicy, PrefillLimits, SequenceGroup, make_policy
 from tests.profiles import machine_settings, seeds
 from tests.scheduler.random_moves import run_random
 from tests.scheduler.simulated_setup import Setup

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.kv_cache.pool import MAX_EVICTED_NAMES, BlockPool
+from quire.plan.kv_cache.pool import MAX_EVICTED_NAMES, BlockPool
+from quire.plan.scheduler.readings.records import MAX_CHUNKS, MAX_ENDED, MAX_PREEMPTIONS
 from quire.protocol.control import Pause, Resume, TellFacts
 from quire.protocol.status import PreemptionCause, PromptChunk, RequestFacts
-from quire.scheduler.readings.records import MAX_CHUNKS, MAX_ENDED, MAX_PREEMPTIONS
 from tests.engine.fake_engine import FakeEngine
 
 

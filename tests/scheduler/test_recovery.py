@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from quire.compute.worker import recovery
+from quire.compute.worker.recovery import measure_recovery
 from quire.protocol.recovery import RecoveryCosts
 from quire.protocol.step import IntArray, StepPlan, StepResult
-from quire.worker import recovery
-from quire.worker.recovery import measure_recovery
 from tests.kv_cache.model import make_layout
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.compute.runner.rows import RowTable
+from quire.plan.scheduler.constraints.unsent import Question, Verdict
+from quire.plan.scheduler.sequence import MAX_UNJUDGED
 from quire.protocol import (
     BeamRules,
     EngineRequest,
@@ -21,9 +24,6 @@ from quire.protocol import (
     StepPlan,
 )
 from quire.protocol.step import IntArray
-from quire.runner.rows import RowTable
-from quire.scheduler.constraints.unsent import Question, Verdict
-from quire.scheduler.sequence import MAX_UNJUDGED
 from tests.pairs import LAWS_BY_PAIRS
 from tests.profiles import seeds, under_seed
 from tests.scheduler.expected import VOCAB, Asked, expected_tokens

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.settings import SCHEDULING_POLICIES
+from quire.plan.scheduler.policies.spare import SPARE_ACCOUNT
+from quire.plan.scheduler.sequence import GroupState
+from quire.plan.scheduler.token_budget import MAX_STEPS_PAUSED
 from quire.protocol import SchedulingParams
-from quire.scheduler.policies.spare import SPARE_ACCOUNT
-from quire.scheduler.sequence import GroupState
-from quire.scheduler.token_budget import MAX_STEPS_PAUSED
 from tests.profiles import examples
 from tests.scheduler.random_moves import random_prompt, random_setup
 from tests.scheduler.simulated_setup import Setup

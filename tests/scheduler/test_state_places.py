@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.scheduler.states.places import GAP, STRIDE, places_of, spaced
+from quire.plan.scheduler.states.places import GAP, STRIDE, places_of, spaced
 from tests.profiles import examples
 
 GRID = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.plan.scheduler.sequence import GroupState, SequenceGroup
 from quire.protocol import FinishReason, SchedulingParams
-from quire.scheduler.sequence import GroupState, SequenceGroup
 from tests.pairs import LAWS_BY_PAIRS
 from tests.scheduler.simulated_setup import Setup
 from tests.scheduler.simulation import Simulation

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.base.telemetry.flight.record import FlightRecorder, PlannedPart
+from quire.plan.scheduler.readings.view import MAX_STEPS, PIN, shared_prefixes, viewed_steps
 from quire.protocol.control import MapBlocks
 from quire.protocol.status import EngineView, ViewedGroup, ViewedPrefix, ViewedStep, merge_views
-from quire.scheduler.readings.view import MAX_STEPS, PIN, shared_prefixes, viewed_steps
-from quire.telemetry.flight.record import FlightRecorder, PlannedPart
 from tests.engine.fake_engine import FakeEngine
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.resolved import ResolvedScheduler
-from quire.kv_cache import BlockHasher, KVManager
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import Fcfs, Feasibility, Scheduler
 from quire.protocol import EngineRequest
 from quire.protocol.pooling_params import POOLED_PARAMS
 from quire.protocol.step import StepResult
-from quire.scheduler import Fcfs, Feasibility, Scheduler
 from tests.kv_cache.model import make_layout
 from tests.profiles import examples
 

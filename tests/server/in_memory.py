@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from quire import LLM
+from quire.base.errors import ConfigError, EngineUnavailableError, RequestError
+from quire.base.telemetry import EngineStats
 from quire.config.feasibility import check_servable
 from quire.engine.clients.async_client import UpdateStream
 from quire.engine.clients.open_requests import OpenRequests
 from quire.engine.core.hook_runner import HookRunner
 from quire.engine.core.hook_session import TokenTexts
-from quire.errors import ConfigError, EngineUnavailableError, RequestError
 from quire.hooks import HOLD, Answer, End, Unsent, WatchedSequence
 from quire.hooks.load import HookSet
 from quire.protocol import EngineOutput, EngineRequest, PromptLogprobs, TokenLogprobs
@@ -26,7 +27,6 @@ from quire.protocol.control import AdminOp, ExtendPrompt, Report, asleep
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.status import EngineCapacity, EngineFacts, EngineState, EngineStatus
 from quire.protocol.step import IntArray, TopTokens
-from quire.telemetry import EngineStats
 from tests.engine.fake_engine import FakeEngine
 from tests.grammar.bundled_tokens import grammars
 from tests.waiting import WAIT_S

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.record import percentile
+from quire.entrypoints.bench.record import percentile
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.server.fake_serve import FakeServer, listening_sockets, members_of
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
 from quire.config.settings import EngineSettings
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
 from quire.protocol.beam_search import BeamSearchParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.server.generation import served_model

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.engine.clients.async_client import UpdateStream
-from quire.errors import ConfigError, EngineError, EngineUnavailableError
 from quire.protocol import EngineRequest
 from quire.protocol.status import EngineState
 from quire.server.app import create_app

@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 
 from quire.config.kv_disk.folder import KVFolder
-from quire.kv_cache.disk_index import DiskIndex
+from quire.plan.kv_cache.disk_index import DiskIndex
 from tests import waiting
 from tests.profiles import SCALE
 from tests.server.test_kv_disk import metric, serving

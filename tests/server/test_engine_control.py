@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import EngineUnavailableError, RequestError
 from quire.engine.model_front import ModelFront
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.control import Inspect, Pause, Report, Resume, Sleep, Wake
 from quire.protocol.status import EngineState
 from quire.server.settings import ServerSettings

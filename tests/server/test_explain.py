@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.main import main
 from quire.engine.model_front import ModelFront
+from quire.entrypoints.cli.main import main
 from quire.protocol.media import Media
 from quire.protocol.status import (
     CacheFacts,

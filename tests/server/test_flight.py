@@ -6,10 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+from quire.base.telemetry.flight.dump import FlightDump, decode_dump, user_folder
+from quire.base.telemetry.flight.record import Doing, EventKind, read_record
 from quire.engine.model_front import ModelFront
 from quire.server.settings import ServerSettings
-from quire.telemetry.flight.dump import FlightDump, decode_dump, user_folder
-from quire.telemetry.flight.record import Doing, EventKind, read_record
 from tests.server.fake_serve import FakeServeOptions, FakeServer, fake_server
 from tests.server.load import until_ready
 from tests.server.running import RunningServer, running_server
@@ -94,7 +94,7 @@ async def test_a_signal_writes_a_dump_and_the_server_goes_on() -> None:
 
 
 PATIENT_DUMPS = """
-from quire.telemetry.flight import dump, stacks
+from quire.base.telemetry.flight import dump, stacks
 gather = stacks.gather_stacks
 dump.gather_stacks = lambda directories: gather(directories, 60.0)
 """

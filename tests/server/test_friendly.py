@@ -14,14 +14,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from quire.cli.flags.fields import given_fields
-from quire.cli.flags.server import add_server_flags, read_server_settings
-from quire.cli.parser import CommandParser
+from quire.base.errors import ConfigError
+from quire.compute.sampling.sampler import not_finite
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
+from quire.entrypoints.cli.flags.fields import given_fields
+from quire.entrypoints.cli.flags.server import add_server_flags, read_server_settings
+from quire.entrypoints.cli.parser import CommandParser
 from quire.protocol.status import EngineState, EngineStatus
 from quire.protocol.step import REPORT_IT
-from quire.sampling.sampler import not_finite
 from quire.server.generation.backend import Backend
 from quire.server.http.server import uvicorn_config
 from quire.server.http.tls import tls_context

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.config.settings import EngineSettings
 from quire.engine.core.launch import mark_ready, write_failure
 from quire.engine.supervision import supervisor
-from quire.errors import ConfigError
 from quire.protocol.messages import StartFailure
 from quire.protocol.status import EngineState
 from quire.server import app

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from quire.base.errors import ConfigError
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
 from quire.server.http.gate import Gate
 from quire.server.readings.short_status import PROBES
 from quire.server.requests.limits import Limits

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.dialect.conversation import described
 from quire.engine.model_front import ModelFront
-from quire.rendering import ChatTemplate, Renderer
+from quire.text.dialect.conversation import described
+from quire.text.rendering import ChatTemplate, Renderer
 from tests import waiting
 from tests.server.running import RunningServer, bundled_front, running_server
 from tests.server.scripted import Script, as_joined

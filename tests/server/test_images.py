@@ -17,15 +17,15 @@ import openai
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.base.errors import RequestError
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 from quire.engine.model_front import ModelFront, load_model_front
-from quire.errors import RequestError
-from quire.rendering.media.sources import ImageSource, StoredFile
 from quire.server.batches.store import BatchStore
 from quire.server.generation.kept_images import KeptImages, NamedImages
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
+from quire.text.rendering.media.sources import ImageSource, StoredFile
 from tests import waiting
 from tests.image_writer import (
     IMAGE,

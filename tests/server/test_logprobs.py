@@ -26,7 +26,6 @@ from quire.engine.provenance import Provenance
 from quire.protocol import PromptLogprobs, SamplingParams
 from quire.protocol.status import EngineCapacity
 from quire.protocol.step import TokenLogprobs, TopTokens
-from quire.rendering import ChatTemplate, Renderer, Tokenizer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.service import Generation
@@ -43,6 +42,7 @@ from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.bodies import ChatRequest, CompletionRequest
 from quire.server.requests.limits import Limits
+from quire.text.rendering import ChatTemplate, Renderer, Tokenizer
 from tests.profiles import machine_settings
 from tests.rendering.conftest import (
     BUILDERS,

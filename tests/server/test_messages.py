@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from quire.base.errors import ConfigError, RequestError
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError, RequestError
-from quire.rendering import Renderer, check_messages
-from quire.rendering.message_check import REASONING_FIELDS
 from quire.server.prefixes.files import read_prefix_files
+from quire.text.rendering import Renderer, check_messages
+from quire.text.rendering.message_check import REASONING_FIELDS
 from tests.server.test_hostile import HOST, KIND, Answer, Site
 
 MISSING = object()

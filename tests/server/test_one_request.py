@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from quire import LLM, RequestError, SamplingParams, SchedulingParams
+from quire.compute.sampling import SampleOutput, Sampler
 from quire.engine.model_front import ModelFront
 from quire.protocol import BeamRules
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
-from quire.rendering import RenderedPrompt
-from quire.sampling import SampleOutput, Sampler
+from quire.text.rendering import RenderedPrompt
 from tests import waiting
 from tests.profiles import examples
 from tests.server.in_memory import RealClient

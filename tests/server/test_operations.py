@@ -18,8 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import Response
 
+from quire.base.errors import ConfigError
+from quire.base.telemetry import EngineStats
+from quire.base.telemetry.engine_stats import engine_metrics
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
+from quire.entrypoints.simulator.workloads import read_trace
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS
 from quire.server.batches.lines import BATCH_ROUTES
 from quire.server.readings.histogram import SHORT_BOUNDS, Histogram
@@ -31,9 +34,6 @@ from quire.server.routes.page import FILES
 from quire.server.routes.route import Call, Route
 from quire.server.routes.table import GROUPS, RouteTable
 from quire.server.settings import ServerSettings
-from quire.simulator.workloads import read_trace
-from quire.telemetry import EngineStats
-from quire.telemetry.engine_stats import engine_metrics
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import MODEL, RunningServer, running_server

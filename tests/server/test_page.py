@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
 from quire.protocol.control import AdminOp, Inspect, MapBlocks, Report
 from quire.protocol.status import EngineStatus
 from quire.server.readings.page_recorder import PageRecorder

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tools.parameters_reference import REFERENCE, render_reference
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.parameters.declaration import Declared
 from quire.protocol.parameters.foreign import FOREIGN_PARAMS
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS, SamplingParams

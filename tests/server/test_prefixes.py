@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.messages import Welcome
 from quire.protocol.status import EngineState

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import ConfigError
 from quire.bundled import bundled_model_path
-from quire.cli.main import main
 from quire.config.checkpoint import read_checkpoint
 from quire.config.kv_disk.digest import stamp_files
 from quire.engine.model_front import ModelFront
-from quire.errors import ConfigError
+from quire.entrypoints.cli.main import main
 from quire.protocol.receipts import Receipt, read_receipts
 from quire.protocol.status import EngineFacts
 from quire.server.generation.receipts import ReceiptStore

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from quire.engine.model_front import ModelFront
-from quire.rendering import RenderedPrompt, Renderer
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.render_pool import LEFT_PER_THREAD, RenderPool
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
+from quire.text.rendering import RenderedPrompt, Renderer
 from tests import waiting
 from tests.server.running import running_server
 from tests.waiting import WAIT_S, wait_for

@@ -17,18 +17,18 @@ from openai.types.responses import (
 from openai.types.responses.response_input_item import ResponseInputItem
 from pydantic import BaseModel
 
-from quire.dialect import CallArguments, CallStart, Reasoning, Text, answer_grammar
-from quire.dialect.families import DIALECTS
+from quire.base.errors import RequestError
 from quire.engine.model_front import ModelFront
-from quire.errors import RequestError
-from quire.grammar.trial import _judge
+from quire.plan.grammar.trial import _judge
 from quire.protocol.grammar import GrammarSpec
-from quire.rendering import Tokenizer
 from quire.server.openai.tools import asked_tools
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.responses.items import ItemReader
 from quire.server.responses.tools import GivenTools, given_tools
+from quire.text.dialect import CallArguments, CallStart, Reasoning, Text, answer_grammar
+from quire.text.dialect.families import DIALECTS
+from quire.text.rendering import Tokenizer
 from tests import waiting
 from tests.dialect.models import Follower, library, tokenizer
 from tests.server.responses import (

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
@@ -28,7 +28,7 @@ from tests.waiting import WAIT_S, wait_for
 CODE = """
 import sys
 from quire.config.settings import EngineSettings
-from quire.errors import QuireError
+from quire.base.errors import QuireError
 from quire.server import ServerSettings, run_server
 try:
     status = run_server(

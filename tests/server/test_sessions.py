@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.errors import EngineError
 from quire.engine.clients.async_client import UpdateStream
-from quire.errors import EngineError
 from quire.protocol import EngineRequest
 from quire.protocol.control import AdminOp, ListPins, Report, Unpin
 from quire.server.generation.backend import Backend, ServedModel

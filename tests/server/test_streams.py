@@ -14,7 +14,6 @@ from quire.engine.clients.request_stream import RequestStream
 from quire.engine.model_front import ModelFront
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation
 from quire.server.generation.waiting import Party, WaitingRoom
@@ -25,6 +24,7 @@ from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.settings import ServerSettings
+from quire.text.rendering import RenderedPrompt
 from tests import waiting
 from tests.server.in_memory import InMemoryClient
 from tests.server.running import RunningServer, remembered, running_server

@@ -10,12 +10,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from quire.dialect import Tool
-from quire.dialect.families import DIALECTS
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.prompts import SHORT_CHARS
 from quire.server.openai.structured import num_schema_chars
+from quire.text.dialect import Tool
+from quire.text.dialect.families import DIALECTS
 from tests.dialect.models import tokenizer
 from tests.pairs import BY_PAIRS
 from tests.server.running import MODEL, RunningServer

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
 from quire.engine.model_front import ModelFront
 from quire.protocol import FinishReason, SamplingParams, SequenceFinish
-from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.service import Generation
 from quire.server.generation.waiting import Party, WaitingRoom
@@ -24,6 +23,7 @@ from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.limits import Limits
+from quire.text.rendering import RenderedPrompt
 from tests.profiles import examples
 from tests.server.running import remembered
 

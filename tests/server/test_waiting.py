@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.model_front import ModelFront
-from quire.rendering import RenderedPrompt
 from quire.server.generation.prompts import SHORT_CHARS, PromptRenderer
 from quire.server.generation.waiting import Party, Place, WaitingRoom
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
+from quire.text.rendering import RenderedPrompt
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 400))))

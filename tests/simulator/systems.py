@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.simulator import StepCost, SystemShape, device_named
-from quire.simulator.models import model_spec
-from quire.simulator.system import BuiltSystem, build_core
-from quire.simulator.workloads import Piece, TraceRequest, draw_trace
+from quire.entrypoints.simulator import StepCost, SystemShape, device_named
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.system import BuiltSystem, build_core
+from quire.entrypoints.simulator.workloads import Piece, TraceRequest, draw_trace
 
 COST = StepCost(device_named("a100-40"), model_spec("opt-13b"))
 CONTIGUOUS = StepCost(device_named("a100-40"), model_spec("opt-13b"), block_size=None)

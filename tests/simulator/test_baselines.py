@@ -14,9 +14,9 @@ from benchmarks.paper.baselines import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import ConfigError
-from quire.simulator import Served, serve
-from quire.simulator.workloads import TraceRequest, engine_requests
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator import Served, serve
+from quire.entrypoints.simulator.workloads import TraceRequest, engine_requests
 from tests.simulator.systems import CONTIGUOUS, sharegpt, system
 
 

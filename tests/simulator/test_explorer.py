@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.main import main
-from quire.errors import ConfigError
-from quire.platform import GpuFacts, detect_platform
-from quire.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
-from quire.simulator.models import model_spec
+from quire.base.errors import ConfigError
+from quire.base.platform import GpuFacts, detect_platform
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.simulator.explorer import MemoryQuestion, explore, render_memory, render_page
+from quire.entrypoints.simulator.models import model_spec
 from tests.gguf_writer import Tensor, write_gguf
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b"
@@ -222,7 +222,7 @@ def test_memory_is_that_of_the_device_that_was_asked_for(
     """Fault: a machine with a GPU showed its memory for `--device cpu`, too."""
     gpu = GpuFacts("nvidia", "NVIDIA L4", "SM 89", (8, 9), 24 * 2**30, 2**30, "580", (13, 0))
     found = replace(detect_platform(), gpu=gpu)
-    monkeypatch.setattr("quire.platform.detect_platform", lambda: found)
+    monkeypatch.setattr("quire.base.platform.detect_platform", lambda: found)
     for flags, device in {(): "NVIDIA L4 of", ("--device", "cpu"): "free on"}.items():
         assert main(["plan", str(QWEN), "--memory", *flags]) == 0
         assert f"{device} this machine" in capsys.readouterr().out

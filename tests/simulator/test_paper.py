@@ -24,8 +24,8 @@ from benchmarks.paper.runs import (
     sustained_rate,
 )
 
-from quire.errors import ConfigError
-from quire.simulator.devices import device_named
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator.devices import device_named
 
 SHORT = ("--rate", "1", "--seconds", "30")
 

@@ -11,16 +11,22 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from quire.cli.main import main
-from quire.cli.parser import CommandParser
-from quire.cli.serve import add_arguments
-from quire.errors import ConfigError
-from quire.simulator import Served, StepCost, device_named
-from quire.simulator.memory import num_kv_blocks
-from quire.simulator.models import model_spec
-from quire.simulator.planner import Capacity, parse_slo, plan_capacity, render_capacity, tune
-from quire.simulator.planner import capacity as capacity_module
-from quire.simulator.workloads import TraceRequest, draw_trace
+from quire.base.errors import ConfigError
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.parser import CommandParser
+from quire.entrypoints.cli.serve import add_arguments
+from quire.entrypoints.simulator import Served, StepCost, device_named
+from quire.entrypoints.simulator.memory import num_kv_blocks
+from quire.entrypoints.simulator.models import model_spec
+from quire.entrypoints.simulator.planner import (
+    Capacity,
+    parse_slo,
+    plan_capacity,
+    render_capacity,
+    tune,
+)
+from quire.entrypoints.simulator.planner import capacity as capacity_module
+from quire.entrypoints.simulator.workloads import TraceRequest, draw_trace
 
 SPEC = model_spec("opt-13b")
 SLO = parse_slo("ttft=1s,tpot=60ms")
@@ -117,7 +123,7 @@ def test_tuned_settings_are_no_worse_and_are_flags_of_serve(
 
 
 def _sized() -> Any:
-    return importlib.import_module("quire.simulator.planner.tune")
+    return importlib.import_module("quire.entrypoints.simulator.planner.tune")
 
 
 def test_the_grid_has_at_most_64_trials() -> None:

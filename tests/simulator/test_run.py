@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.errors import EngineError, RequestError
-from quire.kv_cache import BlockHasher, KVManager
+from quire.base.errors import EngineError, RequestError
+from quire.compute.runner.rows import RowTable
+from quire.entrypoints.simulator import (
+    Served,
+    StepCost,
+    SystemShape,
+    build_core,
+    device_named,
+    serve,
+)
+from quire.entrypoints.simulator.executor import TOKEN
+from quire.entrypoints.simulator.row_counts import ComputedRows, RowCounts
+from quire.entrypoints.simulator.workloads import Piece, TraceRequest, draw_chat, engine_requests
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.scheduler import Scheduler
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.control import MeasureRecovery
 from quire.protocol.step import StepPlan
-from quire.runner.rows import RowTable
-from quire.scheduler import Scheduler
-from quire.simulator import Served, StepCost, SystemShape, build_core, device_named, serve
-from quire.simulator.executor import TOKEN
-from quire.simulator.row_counts import ComputedRows, RowCounts
-from quire.simulator.workloads import Piece, TraceRequest, draw_chat, engine_requests
 from tests.profiles import seeds
 from tests.simulator.systems import COST, crowded_system, crowded_trace, sharegpt, system
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.main import main
+from quire.entrypoints.cli.main import main
 
 SHORT = ("--rate", "1", "--seconds", "30")
 QWEN = str(Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3-0.6b")

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.errors import ConfigError
-from quire.simulator import StepCost, device_named, device_names
-from quire.simulator.devices import CONSTANTS
-from quire.simulator.models import MODEL_NAMES, model_spec
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator import StepCost, device_named, device_names
+from quire.entrypoints.simulator.devices import CONSTANTS
+from quire.entrypoints.simulator.models import MODEL_NAMES, model_spec
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 QWEN = BENCHMARKS / "models" / "qwen3-0.6b"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.errors import ConfigError
-from quire.simulator.workloads import (
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator.workloads import (
     PREFIX_TOKENS,
     TRACE_NAMES,
     Piece,
@@ -18,7 +18,7 @@ from quire.simulator.workloads import (
     draw_trace,
     read_trace,
 )
-from quire.simulator.workloads.trace import at_rate, check_fits
+from quire.entrypoints.simulator.workloads.trace import at_rate, check_fits
 
 OURS = '{"arrival_s": 1.5, "prompt_tokens": 7, "output_tokens": 3}'
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.base.errors import ConfigError
 from quire.config.families.reader import read_model_spec
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import DraftModel
-from quire.errors import ConfigError
 from quire.protocol import EngineRequest
 from quire.sampling_params import StructuredOutputsParams
 from tests.config.specs import make_gpu_platform, make_platform
@@ -242,7 +242,7 @@ def test_a_draft_model_that_breaks_costs_no_request(
         asked.append(None)
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", broken)
+    monkeypatch.setattr("quire.compute.runner.drafting.model.ModelDrafter.forward", broken)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert asked
     assert totals(llm).drafts == 0  # none was made
@@ -260,7 +260,7 @@ def test_a_draft_model_that_is_not_finite_costs_no_request(
         asked.append(None)
         return torch.full((len(slots), 4096), torch.nan)
 
-    monkeypatch.setattr("quire.runner.drafting.model.ModelDrafter.forward", nothing)
+    monkeypatch.setattr("quire.compute.runner.drafting.model.ModelDrafter.forward", nothing)
     assert_same(run_sampled(llm), sampled, exact=True)
     assert asked
     assert totals(llm).drafts == 0  # none was made

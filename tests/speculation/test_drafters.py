@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.speculation import SpeculationSettings
+from quire.plan.speculation import DraftMethods
+from quire.plan.speculation.drafter import BestOf, Drafter, NoDrafter, PredictionDrafter
+from quire.plan.speculation.history import TokenHistory
+from quire.plan.speculation.ngram import NgramDrafter
+from quire.plan.speculation.suffix import EarlierAnswers, SuffixDrafter
 from quire.protocol import EngineRequest, SamplingParams
 from quire.protocol.prediction import PredictionReader
-from quire.speculation import DraftMethods
-from quire.speculation.drafter import BestOf, Drafter, NoDrafter, PredictionDrafter
-from quire.speculation.history import TokenHistory
-from quire.speculation.ngram import NgramDrafter
-from quire.speculation.suffix import EarlierAnswers, SuffixDrafter
 from tests.profiles import examples
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)

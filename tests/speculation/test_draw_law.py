@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from quire.compute.runner.drafts import draw_in_turns
+from quire.compute.runner.rows import RowTable
+from quire.compute.sampling import Sampler, SamplingState
 from quire.protocol import EnterRow, SamplingParams, StepPlan
 from quire.protocol.step import IntArray, RowTokens
-from quire.runner.drafts import draw_in_turns
-from quire.runner.rows import RowTable
-from quire.sampling import Sampler, SamplingState
 from tests.profiles import SCALE
 from tests.sampling.rows import sampler
 from tests.sampling.test_sampler_law import ALPHA, chi_square

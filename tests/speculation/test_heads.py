@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.base.errors import ConfigError
+from quire.compute.models.heads.weights import read_head_weights
 from quire.config.hf import RawConfig
 from quire.config.speculation.heads import state_layers
-from quire.errors import ConfigError
-from quire.models.heads.weights import read_head_weights
 from quire.protocol import EngineRequest
 from quire.protocol.step import StepPlan
 from tests.engine.test_laws import assert_same
@@ -182,8 +182,8 @@ def test_heads_that_break_cost_no_request(
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("quire.models.heads.medusa.MedusaHeads.logits", broken)
-    monkeypatch.setattr("quire.models.heads.eagle.EagleHead.logits", broken)
+    monkeypatch.setattr("quire.compute.models.heads.medusa.MedusaHeads.logits", broken)
+    monkeypatch.setattr("quire.compute.models.heads.eagle.EagleHead.logits", broken)
     assert_same(run(llm), expected, exact=True)
     assert "steps go on without drafts" in caplog.text
     assert totals(llm).drafts == 0  # none was made
@@ -252,14 +252,14 @@ def skips_every_third_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered in two steps of three, and nothing in the third, however often it
     was wrong."""
     eager_policy(monkeypatch)
-    monkeypatch.setattr("quire.scheduler.drafts.guesses.Guesses._rest", lambda *_: None)
+    monkeypatch.setattr("quire.plan.scheduler.drafts.guesses.Guesses._rest", lambda *_: None)
     steps = iter(range(10**6))
 
     def counts(_: object, *args: Any) -> list[int]:
         offered, most = args[2], args[3]
         return [0] * len(offered) if next(steps) % 3 == 2 else within(offered, most)
 
-    monkeypatch.setattr("quire.speculation.policy.DraftPolicy.counts", counts)
+    monkeypatch.setattr("quire.plan.speculation.policy.DraftPolicy.counts", counts)
 
 
 def test_medusa_in_the_layout_of_other_engines_is_the_same(

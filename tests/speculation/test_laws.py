@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.compute.runner.launch import Runner
+from quire.plan.scheduler import Scheduler
 from quire.protocol import EngineRequest
-from quire.runner.launch import Runner
 from quire.sampling_params import StructuredOutputsParams
-from quire.scheduler import Scheduler
 from tests.engine.test_laws import assert_same
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
@@ -77,11 +77,11 @@ def totals(llm: LLM) -> Any:
 def eager_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify all that is offered, whatever it costs here."""
     monkeypatch.setattr(
-        "quire.speculation.policy.DraftPolicy.counts",
+        "quire.plan.speculation.policy.DraftPolicy.counts",
         lambda _, num_tokens, chances, offered, most: within(offered, most),
     )
     monkeypatch.setattr(
-        "quire.speculation.policy.DraftPolicy.may_take",
+        "quire.plan.speculation.policy.DraftPolicy.may_take",
         lambda _, num_tokens, chances, most: bool(chances) and most > 0,
     )
 

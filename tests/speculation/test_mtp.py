@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.base.errors import ConfigError
+from quire.compute.runner.drafting.model import LayerDrafter
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.memory.plan import weight_bytes
@@ -20,9 +22,7 @@ from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import find_draft
 from quire.config.speculation.mtp import MTPDraft
 from quire.engine.convert import convert_model
-from quire.errors import ConfigError
 from quire.lora.request import LoRARequest
-from quire.runner.drafting.model import LayerDrafter
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
 from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling

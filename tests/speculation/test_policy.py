@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quire.speculation import Acceptance, DraftPolicy
-from quire.speculation.policy import RESTS
-from quire.speculation.step_times import DecodeStep, StepTimes
+from quire.plan.speculation import Acceptance, DraftPolicy
+from quire.plan.speculation.policy import RESTS
+from quire.plan.speculation.step_times import DecodeStep, StepTimes
 from tests.pairs import LAWS_BY_PAIRS
 
 pytestmark = LAWS_BY_PAIRS

@@ -19,10 +19,8 @@ from typing import Any
 
 import pytest
 
-from quire.cli.flight import perfetto
-from quire.cli.main import main
-from quire.errors import ConfigError
-from quire.telemetry.flight.dump import (
+from quire.base.errors import ConfigError
+from quire.base.telemetry.flight.dump import (
     DumpFolder,
     FaultDumps,
     FlightDump,
@@ -30,7 +28,7 @@ from quire.telemetry.flight.dump import (
     decode_dump,
     encode_dump,
 )
-from quire.telemetry.flight.record import (
+from quire.base.telemetry.flight.record import (
     EVENT_BYTES,
     FACTS_BYTES,
     HEADER_BYTES,
@@ -43,7 +41,14 @@ from quire.telemetry.flight.record import (
     read_record,
     ring_in,
 )
-from quire.telemetry.flight.stacks import ProcessStacks, StackPlace, forget_stacks, gather_stacks
+from quire.base.telemetry.flight.stacks import (
+    ProcessStacks,
+    StackPlace,
+    forget_stacks,
+    gather_stacks,
+)
+from quire.entrypoints.cli.flight import perfetto
+from quire.entrypoints.cli.main import main
 from tests.engine.fake_engine import FakeEngine
 from tests.waiting import WAIT_S, wait_for
 
@@ -284,7 +289,7 @@ def test_a_dump_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 CHILD = """
 import ctypes, os, sys, threading
-from quire.telemetry.flight.stacks import StackFile, StackPlace
+from quire.base.telemetry.flight.stacks import StackFile, StackPlace
 begun = threading.Event()
 def waits_in_a_thread():
     begun.set()

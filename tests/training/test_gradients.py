@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 
+from quire.base.errors import ConfigError
 from quire.config import read_model_spec
 from quire.config.model_spec import GenericTraits
 from quire.engine.convert import convert_model
-from quire.errors import ConfigError
 from quire.training import ReferenceModel
 from quire.training.reference import KeptWrites
 from tests.models.families import CASES, Case, random_sequences, write_checkpoint

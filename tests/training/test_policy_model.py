@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire import LLM, CompletionOutput, RequestOutput, SamplingParams
-from quire.errors import ConfigError, RequestError
+from quire.base.errors import ConfigError, RequestError
 from quire.hooks import PASS, Answer, Unsent, WatchedSequence
 from quire.training import PolicyModel, sampled_log_probs
 from tests.engine.test_laws import has_kernels

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.errors import ConfigError
-from quire.worker.device_memory import CudaMemory
-from quire.worker.load import open_device
+from quire.base.errors import ConfigError
+from quire.compute.worker.device_memory import CudaMemory
+from quire.compute.worker.load import open_device
 from tests.config.specs import GIB, make_gpu_platform
 
 DEVICE = torch.device("cuda", 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quire.compute.worker import recovery
+from quire.compute.worker.recovery import measure_recovery
 from quire.protocol import StepPlan, StepResult
 from quire.protocol.step import EMPTY_INTS, IntArray
-from quire.worker import recovery
-from quire.worker.recovery import measure_recovery
 from tests.kv_cache.model import make_layout
 
 

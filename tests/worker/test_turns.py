@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from quire.worker.turns import Turns
+from quire.compute.worker.turns import Turns
 
 STEP_S = 0.02
 LONG_S = 60.0

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.base.errors import ConfigError, EngineError
+from quire.base.platform import detect_platform
 from quire.bundled import bundled_model_path
+from quire.compute.kv_transfer.block_copies import StagedCopies
+from quire.compute.runner.device.queue import HostQueue
+from quire.compute.runner.forward import ForwardPass
+from quire.compute.worker import Worker, WorkerSettings
+from quire.compute.worker.largest_steps import LargestSteps
 from quire.config.memory.measured import render_measured, replan
 from quire.config.resolve import resolve
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan, plan_startup
-from quire.errors import ConfigError, EngineError
-from quire.kv_transfer.block_copies import StagedCopies
-from quire.platform import detect_platform
 from quire.protocol.control import MeasuredMemory
-from quire.runner.device.queue import HostQueue
-from quire.runner.forward import ForwardPass
-from quire.worker import Worker, WorkerSettings
-from quire.worker.largest_steps import LargestSteps
 from tests.config.specs import GIB, make_gpu_platform, make_spec
 from tests.kv_cache.model import make_layout
 

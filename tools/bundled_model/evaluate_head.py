@@ -23,7 +23,7 @@ from tokenizer import BUNDLED
 from tokenizers import Tokenizer
 
 from quire import LLM, SamplingParams
-from quire.speculation import DraftPolicy
+from quire.plan.speculation import DraftPolicy
 
 HEAD = BUNDLED / "eagle"
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 128

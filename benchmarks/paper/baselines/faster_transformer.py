@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from benchmarks.paper.baselines.orca import MAX_LEN
 
-from quire.errors import ConfigError
-from quire.simulator.run import Served
-from quire.simulator.step_cost import StepCost
-from quire.simulator.workloads.trace import TraceRequest
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator.run import Served
+from quire.entrypoints.simulator.step_cost import StepCost
+from quire.entrypoints.simulator.workloads.trace import TraceRequest
 
 __all__ = ["serve_faster_transformer"]
 

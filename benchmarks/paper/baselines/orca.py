@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from benchmarks.paper.baselines.buddy import BuddyAllocator
 
-from quire.errors import ConfigError
-from quire.simulator.run import Served
-from quire.simulator.step_cost import StepCost
-from quire.simulator.workloads.trace import TraceRequest
+from quire.base.errors import ConfigError
+from quire.entrypoints.simulator.run import Served
+from quire.entrypoints.simulator.step_cost import StepCost
+from quire.entrypoints.simulator.workloads.trace import TraceRequest
 
 __all__ = ["RESERVATIONS", "OrcaMemory", "Reservation", "serve_orca"]
 

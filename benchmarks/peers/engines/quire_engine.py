@@ -14,13 +14,13 @@ import numpy as np  # noqa: E402
 from benchmarks.peers.engines.engine import AS_STORED, EngineOptions, UnavailableError  # noqa: E402
 
 import quire  # noqa: E402
-from quire.bench.throughput import exact_params  # noqa: E402
-from quire.errors import ConfigError  # noqa: E402
-from quire.llm import LLM  # noqa: E402
+from quire.base.errors import ConfigError  # noqa: E402
+from quire.base.platform import detect_platform  # noqa: E402
+from quire.entrypoints.bench.throughput import exact_params  # noqa: E402
+from quire.entrypoints.llm import LLM  # noqa: E402
 from quire.ops.compile import ISAS  # noqa: E402
 from quire.ops.native.binding import NativeLibrary, native_unavailable  # noqa: E402
 from quire.ops.native.replay import ReplayList  # noqa: E402
-from quire.platform import detect_platform  # noqa: E402
 from quire.protocol.request import EngineRequest  # noqa: E402
 
 __all__ = ["open_engine"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from quire.attention import StepInputs
+from quire.compute.attention import StepInputs
+from quire.compute.layers import LayerFactory
+from quire.compute.models import WeightMap
 from quire.config import ModelSpec
-from quire.layers import LayerFactory
-from quire.models import WeightMap
 from quire_ernie.spec import ErnieTraits
 
 __all__ = ["ErnieModel"]

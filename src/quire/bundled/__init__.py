@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = [
     "BUNDLED_NAME",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from quire.base.errors import ConfigError
 from quire.config.gguf import GGUFEntry, GGUFLayout, is_gguf, layout_of, read_gguf_parts
 from quire.config.hf import StoredTensor, read_header, read_json
 from quire.config.packed import (
@@ -18,7 +19,6 @@ from quire.config.packed import (
     read_packed_settings,
     split_experts,
 )
-from quire.errors import ConfigError
 
 __all__ = [
     "Checkpoint",

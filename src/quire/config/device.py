@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quire.base.errors import ConfigError
+from quire.base.platform import GpuFacts, Platform
 from quire.config import env
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.platform import GpuFacts, Platform
 
 __all__ = [
     "check_threads",

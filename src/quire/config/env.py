@@ -26,8 +26,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quire.errors import ConfigError
-from quire.platform.cpu import HIDDEN_FLAGS_VARIABLE
+from quire.base.errors import ConfigError
+from quire.base.platform.cpu import HIDDEN_FLAGS_VARIABLE
 
 __all__ = [
     "CPU_ISAS",

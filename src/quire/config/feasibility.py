@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from quire.base.errors import RequestError
 from quire.config.kv_layout import most_blocks
-from quire.errors import RequestError
 from quire.protocol.media import check_media
 from quire.protocol.pooling_params import CLASSIFYING, POOLED_PARAMS
 from quire.protocol.request import EngineRequest

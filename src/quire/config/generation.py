@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from quire.base.errors import ConfigError, RequestError
 from quire.config.gguf import GGUFHeader
 from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import GenerationDefaults, ModelSpec
-from quire.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from quire.protocol.parameters.declaration import Declared

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
-from quire.errors import ConfigError, quoted
+from quire.base.errors import ConfigError, quoted
 
 __all__ = ["Piece", "RawConfig", "StoredTensor", "read_header", "read_json"]
 

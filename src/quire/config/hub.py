@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.config.gguf import GGUF_MAGIC, is_gguf
-from quire.errors import ConfigError
 
 __all__ = ["local_folder", "resolve_model_folder", "resolve_tokenizer_folder"]
 

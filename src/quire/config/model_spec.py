@@ -376,7 +376,8 @@ class ModelSpec:
     copied_inputs: elements of `states` and of `state_inputs`, in all layers, that each rank has, as
     ranks share none of them. mixer_size: elements of a token that a layer holds at once to mix
     tokens, if it is more than plain attention does.
-    score_options: names of `quire.attention.ScoreOptions` for changes of scores besides scaling.
+    score_options: names of `quire.compute.attention.ScoreOptions` for changes of scores besides
+    scaling.
     prompt_attention: "bidirectional" if every token of a prompt sees the whole prompt (encoders,
     prefix LMs), or as far behind it as before it in layers with a window; a prompt is then computed
     in one step. None: causal.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config import env
 from quire.config.checkpoint import Checkpoint
 from quire.config.device import (
@@ -46,8 +48,6 @@ from quire.config.rope import LongRopeScaling
 from quire.config.rules import Case, check_rules
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import Draft
-from quire.errors import ConfigError
-from quire.platform import Platform
 
 __all__ = ["Decision", "Resolved", "resolve"]
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
-from quire.errors import ConfigError
 
 __all__ = [
     "DynamicNTKScaling",

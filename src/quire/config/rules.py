@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
 from quire.config.model_spec import DTYPE_BYTES, GenericTraits, ModelSpec
 from quire.config.packed import PackedLayout
 from quire.config.packed.choices import holds_integers
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import Draft
-from quire.errors import ConfigError
 
 __all__ = ["Case", "check_rules"]
 

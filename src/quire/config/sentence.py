@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.base.errors import ConfigError, RequestError
 from quire.config.hf import RawConfig, read_json
-from quire.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:  # numpy comes with it
     from quire.protocol.pooling_params import Pooling, PoolingParams

@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast
 
+from quire.base.errors import ConfigError, quoted
+from quire.base.foreign import nearest, shown
+from quire.base.telemetry.kv_events import parse_kv_events
 from quire.config.env import KERNEL_ISAS
 from quire.config.foreign import ALIASES, FOREIGN_SETTINGS, SPELLINGS
 from quire.config.kv_layout import FP8_DTYPES
@@ -23,9 +26,6 @@ from quire.config.memory.amounts import parse_bytes, parse_count
 from quire.config.model_spec import DTYPE_BYTES
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.speculation import METHODS, parse_speculation
-from quire.errors import ConfigError, quoted
-from quire.foreign import nearest, shown
-from quire.telemetry.kv_events import parse_kv_events
 
 __all__ = [
     "COMPUTE_DTYPES",
@@ -46,7 +46,7 @@ _log = logging.getLogger("quire")
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "two_level", "fair")
-"""Names of the policies in `quire.scheduler.policies`."""
+"""Names of the policies in `quire.plan.scheduler.policies`."""
 
 _POLICY_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """A class of the user's: package.module:Class."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = ["NUM_PIECES", "ONE_RANK", "Shard", "Share"]
 

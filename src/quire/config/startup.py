@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config import env
 from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families.reader import read_model_spec
@@ -19,8 +21,6 @@ from quire.config.model_spec import ModelSpec
 from quire.config.resolve import Resolved, resolve
 from quire.config.settings import EngineSettings
 from quire.config.speculation.draft_model import draft_folder, find_draft
-from quire.errors import ConfigError
-from quire.platform import Platform
 
 _log = logging.getLogger("quire.config")
 

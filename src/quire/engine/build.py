@@ -18,7 +18,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.base.errors import ConfigError, RequestError
+from quire.base.platform import detect_platform
+from quire.base.platform.shared_region import SharedRegion
+from quire.base.platform.streams import say
+from quire.base.telemetry.flight.dump import (
+    DumpFolder,
+    FaultDumps,
+    FlightDump,
+    collect,
+    user_folder,
+)
+from quire.base.telemetry.flight.record import FlightRecorder
+from quire.base.telemetry.flight.stacks import StackPlace
+from quire.base.telemetry.kv_events import parse_kv_events
 from quire.bundled import BUNDLED_NAME, bundled_model_path
+from quire.compute.executor import Executor
+from quire.compute.executor.processes.messages import RankLaunch, computes_with
 from quire.config import ModelSpec, env
 from quire.config.kv_disk.folder import OpenStore
 from quire.config.memory.measured import render_measured, replan
@@ -47,36 +63,26 @@ from quire.engine.fingerprint import fingerprint
 from quire.engine.kernel_choice import Measure, choose_kernels, see_kernels
 from quire.engine.model_front import load_model_front, load_tokenizer
 from quire.engine.provenance import Provenance, engine_facts
-from quire.errors import ConfigError, RequestError
-from quire.executor import Executor
-from quire.executor.processes.messages import RankLaunch, computes_with
-from quire.grammar import Grammars
-from quire.grammar.guidance import GuidanceGrammars
-from quire.grammar.vocabulary import Encode, Vocabulary
 from quire.hooks import OutputHook
 from quire.hooks.load import load_hooks
-from quire.kv_cache import BlockHasher, KVManager
-from quire.kv_cache.disk_index import DiskIndex
 from quire.ops.kernel_timing import time_kernels
-from quire.platform import detect_platform
-from quire.platform.shared_region import SharedRegion
-from quire.platform.streams import say
+from quire.plan.grammar import Grammars
+from quire.plan.grammar.guidance import GuidanceGrammars
+from quire.plan.grammar.vocabulary import Encode, Vocabulary
+from quire.plan.kv_cache import BlockHasher, KVManager
+from quire.plan.kv_cache.disk_index import DiskIndex
+from quire.plan.scheduler import Feasibility, Scheduler, make_policy
+from quire.plan.speculation import DraftMethods
 from quire.protocol.control import Allocate, MeasureRecovery, OpenDisk, Report
 from quire.protocol.receipts import Witness
 from quire.protocol.recovery import ALWAYS_SWAP, RecoveryCosts
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import FETCHING, PLANNING, EngineFacts
-from quire.rendering import Renderer
-from quire.rendering.tokenizer import Tokenizer
-from quire.scheduler import Feasibility, Scheduler, make_policy
-from quire.speculation import DraftMethods
-from quire.telemetry.flight.dump import DumpFolder, FaultDumps, FlightDump, collect, user_folder
-from quire.telemetry.flight.record import FlightRecorder
-from quire.telemetry.flight.stacks import StackPlace
-from quire.telemetry.kv_events import parse_kv_events
+from quire.text.rendering import Renderer
+from quire.text.rendering.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.executor.processes.executor import Ranks
+    from quire.compute.executor.processes.executor import Ranks
 
 __all__ = ["BuiltCore", "Engine", "HookArgument", "block_hasher", "build_core", "build_engine"]
 
@@ -324,7 +330,7 @@ def _facts(resolved: Resolved, report: Report) -> dict[str, str]:
 
 def _rank_pids(executor: Executor, backend: str) -> Callable[[], Sequence[int]]:
     """Return what gives the processes of all ranks; with several on this host, rank 0's too."""
-    from quire.executor.processes.executor import ProcessExecutor
+    from quire.compute.executor.processes.executor import ProcessExecutor
 
     if not isinstance(executor, ProcessExecutor) or backend == "ray":
         return tuple
@@ -444,9 +450,9 @@ def _executor(
             ranks.shutdown()
             ranks.close()
             raise
-    from quire.executor.in_process import InProcessExecutor
-    from quire.worker import Worker
-    from quire.worker.planned import worker_settings
+    from quire.compute.executor.in_process import InProcessExecutor
+    from quire.compute.worker import Worker
+    from quire.compute.worker.planned import worker_settings
 
     settings = worker_settings(plan)
     if plan.resolved.settings.rank_invariant:  # its sums end as those of several ranks
@@ -467,7 +473,7 @@ def _ranks(plan: StartupPlan, on_lost: Callable[[str], None], stacks: StackPlace
         memory_bytes=platform.memory_bytes,
     )
     if chosen.distributed_executor_backend == "ray":
-        from quire.executor.ray import RayRankGroup
+        from quire.compute.executor.ray import RayRankGroup
 
         return RayRankGroup(
             launch,
@@ -475,16 +481,16 @@ def _ranks(plan: StartupPlan, on_lost: Callable[[str], None], stacks: StackPlace
             rank_bytes=plan.resolved.memory.total,
             host_bytes=platform.free_bytes // chosen.data_parallel_size,
         )
-    from quire.executor.processes.group import RankGroup
+    from quire.compute.executor.processes.group import RankGroup
 
     return RankGroup(msgspec.structs.replace(launch, stacks=stacks), on_lost)
 
 
 def _executor_of(plan: StartupPlan, ranks: Ranks) -> Executor:
     """Return the executor of ranks that have been started."""
-    from quire.executor.processes.executor import ProcessExecutor
-    from quire.worker import Worker
-    from quire.worker.planned import worker_settings
+    from quire.compute.executor.processes.executor import ProcessExecutor
+    from quire.compute.worker import Worker
+    from quire.compute.worker.planned import worker_settings
 
     settings = worker_settings(plan)
     return ProcessExecutor(lambda meeting: Worker(replace(settings, meeting=meeting)), ranks)

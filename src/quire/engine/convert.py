@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
+from quire.base.platform.outputs import check_new_folder
 from quire.config import read_json, read_model_spec
 from quire.config.checkpoint import INDEX_NAME
 from quire.config.families.reader import flat_config
@@ -20,10 +23,7 @@ from quire.config.media.images import find_images
 from quire.config.quantization import QUANTIZATIONS
 from quire.config.sentence import module_folders
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.platform import detect_platform
-from quire.platform.outputs import check_new_folder
-from quire.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
+from quire.text.rendering.gguf import read_gguf_templates, read_gguf_tokenizer
 
 __all__ = ["convert_model", "copy_rest", "new_checkpoint"]
 
@@ -66,8 +66,8 @@ def convert_model(
         # The language model alone is written where the model is a GGUF file.
         images = None if is_gguf(folder) else find_images(folder, spec, EngineSettings())
         spec = replace(spec, images=images)
-        from quire.models.convert import NamedFormats, convert_weights
-        from quire.models.heads import stored_layers
+        from quire.compute.models.convert import NamedFormats, convert_weights
+        from quire.compute.models.heads import stored_layers
         from quire.ops import build_op_set, force_isa
 
         ops = build_op_set(detect_platform(), force_isa("none"))

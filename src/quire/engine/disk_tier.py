@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.base.errors import RequestError
+from quire.base.platform.background import Background
 from quire.config.checkpoint import Checkpoint
 from quire.config.kv_disk.digest import digest_files
 from quire.config.kv_disk.folder import KVFolder, OpenStore, StoreFiles
@@ -16,15 +18,13 @@ from quire.config.kv_disk.records import StoreHeader
 from quire.config.kv_layout import StoredSizes
 from quire.config.resolve import Resolved
 from quire.engine.core.engine_core import EngineCore
-from quire.errors import RequestError
-from quire.kv_cache import NO_EXTRAS
-from quire.kv_cache.slot_tree import SlotTree
-from quire.platform.background import Background
+from quire.plan.kv_cache import NO_EXTRAS
+from quire.plan.kv_cache.slot_tree import SlotTree
+from quire.plan.scheduler import Scheduler
 from quire.protocol.messages import HANDLES_PER_CLIENT, MAX_CLIENTS
 from quire.protocol.pins import PIN_PARAMS, KeptPin, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.scheduler import Scheduler
 
 __all__ = [
     "StoreNews",

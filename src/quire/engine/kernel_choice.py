@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import quire
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config import env
 from quire.config.device import check_threads
 from quire.config.resolve import Decision, Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import with_threads
-from quire.errors import ConfigError
 from quire.ops.compile import ISAS, build_hash
 from quire.ops.kernel_timing import (
     FEW_ROWS,
@@ -37,7 +38,6 @@ from quire.ops.kernel_timing import (
     time_kernels,
 )
 from quire.ops.native.binding import native_unavailable, see_kernels
-from quire.platform import Platform
 
 __all__ = ["KernelChoices", "Measure", "choose_kernels", "see_kernels"]
 

@@ -15,11 +15,11 @@ from quire.config.model_spec import DTYPE_BYTES, ClassesSpec
 from quire.config.sentence import SentenceSettings, read_sentence_settings
 from quire.config.settings import EngineSettings
 from quire.engine.provenance import Provenance
-from quire.rendering import Renderer
-from quire.rendering.media.fetch import ImageFetcher
-from quire.rendering.media.images import ImageBounds, ImageRenderer
-from quire.rendering.media.sources import MediaAccess
-from quire.rendering.tokenizer import Tokenizer
+from quire.text.rendering import Renderer
+from quire.text.rendering.media.fetch import ImageFetcher
+from quire.text.rendering.media.images import ImageBounds, ImageRenderer
+from quire.text.rendering.media.sources import MediaAccess
+from quire.text.rendering.tokenizer import Tokenizer
 
 __all__ = ["ModelFront", "load_model_front", "load_tokenizer"]
 

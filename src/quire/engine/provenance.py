@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import quire
+from quire.base.errors import ConfigError, RequestError
 from quire.config import env
 from quire.config.checkpoint import read_checkpoint
 from quire.config.kv_disk.digest import digest_files, stamp_files
@@ -20,13 +21,12 @@ from quire.config.model_spec import GenerationDefaults
 from quire.config.resolve import Resolved
 from quire.config.settings import EngineSettings
 from quire.config.startup import StartupPlan
-from quire.errors import ConfigError, RequestError
 from quire.protocol.control import Report
 from quire.protocol.receipts import Witness
 from quire.protocol.receipts.receipt import digest
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineFacts
-from quire.rendering import ChatTemplate, Renderer
+from quire.text.rendering import ChatTemplate, Renderer
 
 __all__ = ["CONDITIONAL_SETTINGS", "STATED_SETTINGS", "Provenance", "engine_facts"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from quire.base.errors import ConfigError, RequestError
 from quire.engine.build import Engine
 from quire.engine.provenance import CONDITIONAL_SETTINGS, STATED_SETTINGS
 from quire.engine.stated_media import GivenMedia, put_media
-from quire.errors import ConfigError, RequestError
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.base.errors import RequestError
 from quire.engine.build import Engine
-from quire.errors import RequestError
 from quire.protocol.media import Media, check_media
 from quire.protocol.receipts import Receipt
-from quire.rendering.media.door import EmbedsPart, ImagePart, MediaPart
-from quire.rendering.media.images import ImageRenderer
-from quire.rendering.media.sources import ImageSource
+from quire.text.rendering.media.door import EmbedsPart, ImagePart, MediaPart
+from quire.text.rendering.media.images import ImageRenderer
+from quire.text.rendering.media.sources import ImageSource
 
 __all__ = ["GivenMedia", "is_tensor", "put_media", "stated_media"]
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.base.platform.interrupts import is_ctrl_c
 from quire.hooks import OutputHook
-from quire.platform.interrupts import is_ctrl_c
 
 __all__ = ["HookSet", "load_hooks"]
 

@@ -1,7 +1,4 @@
-"""Low-rank adapters of rows (LoRA, Hu et al. 2021, arXiv:2106.09685).
-
-`quire.lora.bank` imports torch; `quire.lora.request` does not.
-"""
+"""Adapters that requests name, under the names of vLLM's modules."""
 
 from quire.protocol.adapters import LoRARequest
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.ops.native.team import ALONE
 from quire.ops.operation import Op, Provider
 from quire.ops.registry import ALL_OPS, OpSet

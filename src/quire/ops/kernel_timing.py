@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from quire.base.platform import Platform
 from quire.ops.compile import ISAS, maker
 from quire.ops.native.binding import NativeLibrary, load_native, native_unavailable
 from quire.ops.native.team import Team
-from quire.platform import Platform
 
 __all__ = ["FEW_ROWS", "MANY_ROWS", "Product", "Seconds", "kernel_families", "time_kernels"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.platform import Platform
+from quire.base.platform import Platform
 
 __all__ = ["Case", "Op", "Provider", "Tolerance", "exact", "rounding"]
 

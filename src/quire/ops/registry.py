@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.ops.attention.paged_attention import OP as PAGED_ATTENTION
 from quire.ops.kv.copy_blocks import OP as COPY_BLOCKS
 from quire.ops.kv.rope_and_write_kv import OP as ROPE_AND_WRITE_KV
@@ -59,7 +60,6 @@ from quire.ops.rows.step_inputs import OP as STEP_INPUTS
 from quire.ops.sampling.draw import OP as DRAW
 from quire.ops.sampling.edit_logits import OP as EDIT_LOGITS
 from quire.ops.sampling.token_logprobs import OP as TOKEN_LOGPROBS
-from quire.platform import Platform
 
 __all__ = [
     "ALL_OPS",

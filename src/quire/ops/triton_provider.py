@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from quire.base.platform import Platform
 from quire.config import env
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_GPUS, Provider, Tolerance
-from quire.platform import Platform
 
 __all__ = ["MIN_CAPABILITY", "triton_provider", "triton_unavailable"]
 

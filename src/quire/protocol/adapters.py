@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.codec import is_unicode
 
 __all__ = ["AdapterArgument", "AdapterRef", "LoRARequest", "adapters_for"]

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from quire.errors import RequestError, quoted
-from quire.foreign import ForeignName, explaining
+from quire.base.errors import RequestError, quoted
+from quire.base.foreign import ForeignName, explaining
 from quire.protocol.sampling_params import MAX_SAMPLES, SAMPLING_PARAMETERS, SamplingParams
 
 __all__ = ["BeamRules", "BeamSearchParams", "check_beam_sampling"]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import ConfigError, QuireError
+from quire.base.errors import ConfigError, QuireError
 
 __all__ = [
     "Codec",

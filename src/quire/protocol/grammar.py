@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from quire.errors import RequestError
-from quire.foreign import ForeignName, explaining
+from quire.base.errors import RequestError
+from quire.base.foreign import ForeignName, explaining
 
 __all__ = ["GrammarKind", "GrammarSpec", "StructuredOutputsParams"]
 

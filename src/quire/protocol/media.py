@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.step import MediaSpan
 
 __all__ = ["ImageData", "ImageRows", "ImageTiles", "Media", "MediaInfo", "check_media"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.base.telemetry import EngineStats
 from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import ImageData
 from quire.protocol.request import EngineOutput, EngineRequest
 from quire.protocol.status import EngineCapacity, StartPhase
 from quire.protocol.step import IntArray
-from quire.telemetry import EngineStats
 
 __all__ = [
     "HANDLES_PER_CLIENT",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import IntArray
 

@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.sampling_params import SamplingParams
 
 __all__ = [

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from quire.errors import RequestError, quoted
-from quire.foreign import explaining
+from quire.base.errors import RequestError, quoted
+from quire.base.foreign import explaining
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.parameters.declaration import (
     MAX_INT,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.codec import is_unicode
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import QuireError, RequestError
+from quire.base.errors import QuireError, RequestError
 from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 

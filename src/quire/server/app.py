@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import quire
-from quire.errors import QuireError
+from quire.base.errors import QuireError
 from quire.protocol.status import EngineState
 from quire.server.batches.service import BatchService
 from quire.server.generation.backend import Backend

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
+from quire.base.telemetry.flight.dump import user_folder
 from quire.server.requests.limits import Limits
-from quire.telemetry.flight.dump import user_folder
 
 __all__ = ["SERVER_HELP", "ServerSettings"]
 

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from quire.base.errors import ConfigError, RequestError
 from quire.config.hf import StoredTensor
 from quire.config.hub import resolve_model_folder
 from quire.engine.convert import copy_rest, new_checkpoint
-from quire.errors import ConfigError, RequestError
-from quire.llm import LLM
+from quire.entrypoints.llm import LLM
 from quire.protocol.outputs import CompletionOutput
 from quire.protocol.sampling_params import SamplingParams
 from quire.training.reference import ReferenceModel

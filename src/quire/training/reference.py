@@ -13,19 +13,19 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire.attention import GroupInputs, KVPool, LayerCache, ReferenceAttention, StepInputs
+from quire.base.errors import ConfigError
+from quire.base.platform import detect_platform
+from quire.compute.attention import GroupInputs, KVPool, LayerCache, ReferenceAttention, StepInputs
+from quire.compute.layers import LayerFactory
+from quire.compute.layers.weights import DenseWeights
+from quire.compute.models import CausalLM, WeightTarget, load_model
+from quire.compute.models.loader import match_weights
 from quire.config import ModelSpec, TensorInfo, read_checkpoint
 from quire.config.gguf import is_gguf
 from quire.config.hf import StoredTensor
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits
-from quire.errors import ConfigError
-from quire.layers import LayerFactory
-from quire.layers.weights import DenseWeights
-from quire.models import CausalLM, WeightTarget, load_model
-from quire.models.loader import match_weights
 from quire.ops import build_op_set, force_isa
-from quire.platform import detect_platform
 
 __all__ = ["KeptWrites", "ReferenceModel"]
 

@@ -17,9 +17,9 @@ from tests.ops.triton.interpreter import repair_interpreter
 from tests.sampling.rows import Tokens, sampler
 from tests.sampling.test_sampler_law import some_logits
 
+from quire.compute.sampling import DeviceColumns, DeviceSampler, SamplingState
 from quire.ops.sampling.draw.triton import draw
 from quire.protocol import SamplingParams
-from quire.sampling import DeviceColumns, DeviceSampler, SamplingState
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf

@@ -15,8 +15,8 @@ from tests.ops.test_rope_and_write_kv import test_fused_equals_one_after_the_oth
 from tests.ops.triton.interpreter import repair_interpreter
 from tests.profiles import SCALE
 
+from quire.base.platform import detect_platform
 from quire.ops import ALL_OPS, Case, Op, check_provider
-from quire.platform import detect_platform
 
 repair_interpreter()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, over NaN and inf

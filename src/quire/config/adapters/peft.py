@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from quire.base.errors import ConfigError, quoted
 from quire.config.checkpoint import name_in_text_part
 from quire.config.hf import RawConfig, StoredTensor, read_header, read_json
-from quire.errors import ConfigError, quoted
 
 __all__ = ["AdapterFolder", "LowRankPair", "TokenRows", "digest_of", "read_adapter"]
 

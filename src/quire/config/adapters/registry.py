@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.config.adapters.peft import CONFIG_NAME, WEIGHTS_NAME, digest_of, read_adapter
-from quire.errors import ConfigError
 from quire.protocol.adapters import AdapterRef
 
 __all__ = ["AdapterFolders"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from quire.base.errors import ConfigError
 from quire.config.families.family import Family
 from quire.config.families.llama import read_llama_like
 from quire.config.families.shared import FULL, SLIDING, read_num_layers
@@ -16,7 +17,6 @@ from quire.config.model_spec import (
     ModelSpec,
     ParameterCounts,
 )
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "read_centered"]
 
@@ -205,7 +205,7 @@ def _matrices(spec: ModelSpec, traits: CenteredTraits) -> tuple[MatrixShape, ...
     )
 
 
-_MODEL = "quire.models.centered:CenteredModel"
+_MODEL = "quire.compute.models.centered:CenteredModel"
 
 FAMILIES = (
     Family("StableLM", _MODEL, "stablelm", {"StableLmForCausalLM": read_stablelm}),

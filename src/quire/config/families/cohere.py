@@ -58,7 +58,7 @@ def _read(raw: RawConfig, dtype: str, layer_types: tuple[str, ...]) -> ModelSpec
     )
 
 
-_MODEL = "quire.models.parallel:CohereModel"
+_MODEL = "quire.compute.models.parallel:CohereModel"
 
 FAMILIES = (
     Family("Command R", _MODEL, "cohere", {"CohereForCausalLM": read_cohere}),

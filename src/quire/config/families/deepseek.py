@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from quire.base.errors import ConfigError
 from quire.config.families.experts import with_deepseek_experts
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import PROJECTIONS, GGUFNames, expert_block
@@ -20,7 +21,6 @@ from quire.config.model_spec import (
     ParameterCounts,
 )
 from quire.config.rope import RopeSpec, YarnScaling, yarn_temperature
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "LATENT_SPLIT"]
 
@@ -234,7 +234,7 @@ def _parameters(spec: ModelSpec, latent: LatentSpec, *, bias: bool) -> Parameter
     return replace(spec.parameters, layer=spec.parameters.layer - plain + own)
 
 
-_MODEL = "quire.models.llama:LlamaModel"
+_MODEL = "quire.compute.models.llama:LlamaModel"
 
 _LATENT_BLOCK = {
     "attn_norm": "input_layernorm",

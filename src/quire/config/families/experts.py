@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from quire.base.errors import ConfigError
 from quire.config.families.centered import read_centered
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import (
@@ -42,7 +43,6 @@ from quire.config.model_spec import (
     ModelSpec,
     Routing,
 )
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "with_deepseek_experts"]
 
@@ -404,7 +404,7 @@ def _network(spec: ModelSpec, inner: int, count: int) -> tuple[MatrixShape, Matr
     return MatrixShape(2 * inner, size, count), MatrixShape(size, inner, count)
 
 
-_MODEL = "quire.models.llama:LlamaModel"
+_MODEL = "quire.compute.models.llama:LlamaModel"
 
 _QWEN_BLOCK = expert_block("mlp.gate", "mlp.experts", PROJECTIONS)
 _QWEN2_BLOCK = {
@@ -474,7 +474,7 @@ FAMILIES = (
     ),
     Family(
         "Phi-3.5-MoE",
-        "quire.models.centered:CenteredModel",
+        "quire.compute.models.centered:CenteredModel",
         "phimoe",
         {"PhimoeForCausalLM": read_phimoe, "PhiMoEForCausalLM": read_phimoe},
     ),
@@ -501,7 +501,7 @@ FAMILIES = (
     ),
     Family(
         "LFM2 with experts",
-        "quire.models.hybrid:LFM2Model",
+        "quire.compute.models.hybrid:LFM2Model",
         "lfm2_moe",
         {"Lfm2MoeForCausalLM": read_lfm2_moe},
         _LFM2_NAMES,

@@ -123,7 +123,7 @@ def _gemma3_ropes(
     return tuple(by_type[kind] for kind in layer_types)
 
 
-_MODEL = "quire.models.gemma2:Gemma2Model"
+_MODEL = "quire.compute.models.gemma2:Gemma2Model"
 _TEXT = {
     "vocab_size": 256000,
     "hidden_size": 2304,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from quire.base.errors import ConfigError
 from quire.config.families.family import Family
 from quire.config.families.gemma import GEMMA_BLOCK
 from quire.config.families.gguf_names import PROJECTIONS, GGUFNames, expert_block
@@ -26,7 +27,6 @@ from quire.config.model_spec import (
     Routing,
 )
 from quire.config.rope import ProportionalScaling, RopeSpec
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "Gemma4Traits"]
 
@@ -280,7 +280,7 @@ _TEXT = {
 FAMILIES = (
     Family(
         "Gemma 4, text",
-        "quire.models.gemma4:Gemma4Model",
+        "quire.compute.models.gemma4:Gemma4Model",
         "gemma4_text",
         {"Gemma4ForCausalLM": read_gemma4},
         GGUFNames("gemma4", _BLOCK, ropes=("freq_base_swa", "dimension_count_swa")),

@@ -14,15 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config import env
 from quire.config.hf import RawConfig
 from quire.config.model_spec import GenericTraits, MatrixShape, ModelSpec, ParameterCounts
-from quire.errors import ConfigError
 
 __all__ = ["has_transformers", "read_generic", "spec_of"]
 
 _log = logging.getLogger("quire.config")
-PROBE = "quire.models.generic.probe"
+PROBE = "quire.compute.models.generic.probe"
 PROBE_SECONDS = 300.0
 FACTS_VERSION = 2
 """Changes when the probe finds other facts."""
@@ -50,8 +50,8 @@ def read_generic(raw: RawConfig, folder: Path, dtype: str) -> ModelSpec:
 
 
 def spec_of(facts: dict[str, Any], raw: RawConfig, dtype: str) -> ModelSpec:
-    """Spec from what `quire.models.generic.probe` found. Raises ConfigError for layers that the
-    cache cannot hold."""
+    """Spec from what `quire.compute.models.generic.probe` found. Raises ConfigError for layers that
+    the cache cannot hold."""
     layers: list[dict[str, Any]] = facts["layers"]
     shapes = {(each["heads"], each["kv_heads"], each["head_dim"]) for each in layers}
     if len(shapes) > 1:

@@ -154,12 +154,12 @@ def read_gpt_neox(raw: RawConfig, dtype: str) -> ModelSpec:
 
 
 FAMILIES = (
-    Family("OPT", "quire.models.opt:OPTModel", "opt", {"OPTForCausalLM": read_opt}),
+    Family("OPT", "quire.compute.models.opt:OPTModel", "opt", {"OPTForCausalLM": read_opt}),
     Family(
         "GPT-NeoX, Pythia",
-        "quire.models.gpt_neox:GPTNeoXModel",
+        "quire.compute.models.gpt_neox:GPTNeoXModel",
         "gpt_neox",
         {"GPTNeoXForCausalLM": read_gpt_neox},
     ),
-    Family("GPT-2", "quire.models.gpt2:GPT2Model", "gpt2", {"GPT2LMHeadModel": read_gpt2}),
+    Family("GPT-2", "quire.compute.models.gpt2:GPT2Model", "gpt2", {"GPT2LMHeadModel": read_gpt2}),
 )

@@ -134,7 +134,7 @@ GGUF_NAMES = GGUFNames(
 FAMILIES = (
     Family(
         "LFM2",
-        "quire.models.hybrid:LFM2Model",
+        "quire.compute.models.hybrid:LFM2Model",
         "lfm2",
         {"Lfm2ForCausalLM": read_lfm2},
         GGUF_NAMES,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
+from quire.base.errors import ConfigError
 from quire.config.families.encoders.classes import with_classes
 from quire.config.families.family import Family, without_head
 from quire.config.families.gguf_names import BLOCK, GGUFNames
@@ -23,7 +24,6 @@ from quire.config.families.shared import (
 from quire.config.hf import RawConfig
 from quire.config.model_spec import LlamaTraits, MatrixShape, ModelSpec, ParameterCounts
 from quire.config.rope import extended_context, read_ropes
-from quire.errors import ConfigError
 
 __all__ = [
     "FAMILIES",
@@ -336,7 +336,7 @@ def _qwen_layer_types(raw: RawConfig, num_layers: int) -> tuple[str, ...]:
     return read_layer_types(raw, num_layers, default)
 
 
-_MODEL = "quire.models.llama:LlamaModel"
+_MODEL = "quire.compute.models.llama:LlamaModel"
 
 _TEXT = {
     "vocab_size": 32000,

@@ -9,6 +9,7 @@ from math import inf
 from types import MappingProxyType
 from typing import cast
 
+from quire.base.errors import ConfigError
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import BLOCK, PROJECTIONS, GGUFNames, expert_block
 from quire.config.families.llama import GRANITE_NUMBERS, read_granite
@@ -27,7 +28,6 @@ from quire.config.model_spec import (
     ParameterCounts,
     SSDHeads,
 )
-from quire.errors import ConfigError
 
 __all__ = [
     "FAMILIES",
@@ -363,6 +363,6 @@ MAMBA_GGUF = GGUFNames(
     blocks="backbone.layers.{}.",
 )
 
-SSD_MODEL = "quire.models.hybrid:SSDModel"
+SSD_MODEL = "quire.compute.models.hybrid:SSDModel"
 
 FAMILIES = (Family("Mamba 2", SSD_MODEL, "mamba2", {"Mamba2ForCausalLM": read_mamba2}, MAMBA_GGUF),)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
 from quire.config.families.family import Family
 from quire.config.families.shared import plain_block_matrices, read_common, read_num_layers
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "MPTTraits", "read_mpt"]
 
@@ -80,7 +80,7 @@ def read_mpt(raw: RawConfig, dtype: str) -> ModelSpec:
 FAMILIES = (
     Family(
         "MPT",
-        "quire.models.mpt:MPTModel",
+        "quire.compute.models.mpt:MPTModel",
         "mpt",
         {"MptForCausalLM": read_mpt, "MPTForCausalLM": read_mpt},
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
 from quire.config.families.shared import MAX_LAYERS
 from quire.config.hf import RawConfig
-from quire.errors import ConfigError
 
 __all__ = ["DEEPSEEK_MTP", "QWEN_MTP", "MTPNames", "mtp_names", "read_mtp_layers"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
 
+from quire.base.errors import ConfigError
 from quire.config.families.family import Family
 from quire.config.families.gguf_names import BLOCK, GGUFNames
 from quire.config.families.mtp import QWEN_MTP
@@ -28,7 +29,6 @@ from quire.config.model_spec import (
     ModelSpec,
     ParameterCounts,
 )
-from quire.errors import ConfigError
 
 __all__ = [
     "DELTA",
@@ -218,7 +218,7 @@ def delta_gguf(name: str, block: Mapping[str, str]) -> GGUFNames:
     )
 
 
-MODEL = "quire.models.hybrid:Qwen3NextModel"
+MODEL = "quire.compute.models.hybrid:Qwen3NextModel"
 
 FAMILIES = (
     Family(

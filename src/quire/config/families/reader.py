@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.base.errors import ConfigError
+from quire.base.platform.interrupts import is_ctrl_c
 from quire.config.checkpoint import read_checkpoint
 from quire.config.families import ARCHITECTURE_OF_TYPE, READERS, SpecReader
 from quire.config.families.encoders.classes import with_answers
@@ -26,8 +28,6 @@ from quire.config.hf import RawConfig, read_json
 from quire.config.model_spec import DTYPE_BYTES, GenericTraits, LlamaTraits, ModelSpec
 from quire.config.packed import read_packed_settings
 from quire.config.sentence import longest_sentence
-from quire.errors import ConfigError
-from quire.platform.interrupts import is_ctrl_c
 
 if TYPE_CHECKING:  # 50 ms that known models need not spend
     from importlib.metadata import EntryPoint

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.model_spec import MatrixShape
 from quire.config.rope import RopeSpec, extended_context, read_ropes
-from quire.errors import ConfigError
 
 __all__ = [
     "ACTIVATIONS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.foreign import ForeignName
+from quire.base.foreign import ForeignName
 
 __all__ = ["ALIASES", "FOREIGN_SETTINGS", "SPELLINGS"]
 

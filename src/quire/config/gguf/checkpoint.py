@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from quire.base.errors import ConfigError
 from quire.config.families import FAMILIES, Family
 from quire.config.families.gguf_names import SHARED_GATE, GGUFNames
 from quire.config.gguf.header import GGUFEntry, GGUFHeader
-from quire.errors import ConfigError
 
 __all__ = [
     "GGUFLayout",

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.gguf.tensor_types import GGML_TYPES, UNSUPPORTED_TYPES, GGMLType
-from quire.errors import ConfigError
 
 __all__ = [
     "GGUF_MAGIC",

@@ -6,10 +6,10 @@ import math
 import struct
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.families.gguf_names import GGUFNames
 from quire.config.gguf.header import GGUFHeader, float32
 from quire.config.hf import RawConfig
-from quire.errors import ConfigError
 
 __all__ = [
     "axes_of",

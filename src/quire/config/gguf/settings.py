@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.families.gguf_names import GGUFNames
 from quire.config.families.qwen3_next import DELTA, DELTA_LAYOUT
 from quire.config.families.shared import FULL
@@ -21,7 +22,6 @@ from quire.config.gguf.ropes import (
     scaling_of,
 )
 from quire.config.hf import RawConfig
-from quire.errors import ConfigError
 
 __all__ = ["config_of", "dtype_of", "end_token_ids", "ends_by_text"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.base.errors import ConfigError
 from quire.config.kv_disk.folder import KVFolder, StoreFiles
 from quire.config.kv_disk.pins import read_pins
 from quire.config.kv_disk.records import StoreHeader, read_records
-from quire.errors import ConfigError
 
 __all__ = ["StoreReading", "clear", "read_store", "verify"]
 

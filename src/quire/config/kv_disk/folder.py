@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from quire.base.errors import ConfigError
+from quire.base.platform.processes import unique_name
 from quire.config.kv_disk.records import (
     HEADER_BYTES,
     RECORD,
@@ -23,8 +25,6 @@ from quire.config.kv_disk.records import (
     read_header,
     read_records,
 )
-from quire.errors import ConfigError
-from quire.platform.processes import unique_name
 
 __all__ = ["KVFolder", "OpenStore", "StoreFiles", "locked"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.pins import KeptPin
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = [
     "HEADER_BYTES",

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
 from quire.config.media.projector import Projector, ProjectorFile, Stated
@@ -20,7 +21,6 @@ from quire.config.media.siglip import (
     siglip_names,
     siglip_of,
 )
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "Gemma3ImageSpec", "PanAndScan", "read_images"]
 
@@ -81,8 +81,8 @@ class Gemma3ImageSpec(ImageSpec):
     crops: None if an image is one square, whatever its size.
     """
 
-    preparer: ClassVar[str] = "quire.rendering.media.gemma3:Gemma3Preparer"
-    encoder: ClassVar[str] = "quire.models.towers.gemma3:Gemma3Tower"
+    preparer: ClassVar[str] = "quire.text.rendering.media.gemma3:Gemma3Preparer"
+    encoder: ClassVar[str] = "quire.compute.models.towers.gemma3:Gemma3Tower"
     size_keys: ClassVar[str] = "size, image_size or pan_and_scan_max_num_crops"
 
     tower: SiglipSpec

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import ImageFamily, ImageSpec, read_levels
 from quire.config.media.projector import Projector, ProjectorFile, Stated
@@ -21,7 +22,6 @@ from quire.config.media.siglip import (
     siglip_names,
     siglip_of,
 )
-from quire.errors import ConfigError
 
 __all__ = ["FAMILIES", "IdeficsSpec", "read_images"]
 
@@ -50,8 +50,8 @@ class IdeficsSpec(ImageSpec):
     longer side of a resized image, before it is cut. splits: False if an image is never cut into
     tiles."""
 
-    preparer: ClassVar[str] = "quire.rendering.media.idefics3:IdeficsPreparer"
-    encoder: ClassVar[str] = "quire.models.towers.idefics3:IdeficsTower"
+    preparer: ClassVar[str] = "quire.text.rendering.media.idefics3:IdeficsPreparer"
+    encoder: ClassVar[str] = "quire.compute.models.towers.idefics3:IdeficsTower"
     size_keys: ClassVar[str] = "size, max_image_size or image_size"
 
     tower: SiglipSpec

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.media.projector import Projector
-from quire.errors import ConfigError
 
 __all__ = ["IMAGE_KEY", "NUM_CHANNELS", "ImageFamily", "ImageSpec", "PixelLevels", "read_levels"]
 

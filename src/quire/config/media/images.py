@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.gguf import is_gguf, read_gguf_parts
 from quire.config.hf import RawConfig, read_json
 from quire.config.media.image_spec import IMAGE_KEY, STEPS, ImageFamily, ImageSpec
@@ -17,7 +18,6 @@ from quire.config.media.registry import FAMILIES, FAMILY_OF, PROJECTORS
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.speculation import HEADS, parse_speculation
-from quire.errors import ConfigError
 
 __all__ = ["find_images", "reads_images"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.checkpoint import TensorInfo
 from quire.config.gguf import GGUFEntry, GGUFHeader, GGUFLayout, float32, read_gguf_header
-from quire.errors import ConfigError
 
 __all__ = ["Projector", "ProjectorFile", "Stated", "open_projector"]
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quire.base.errors import ConfigError, RequestError
 from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import (
@@ -18,7 +19,6 @@ from quire.config.media.image_spec import (
     read_levels,
 )
 from quire.config.media.projector import Projector, ProjectorFile, Stated
-from quire.errors import ConfigError, RequestError
 
 __all__ = ["FAMILIES", "QwenSpec", "QwenTowerSpec", "read_qwen2_5", "read_qwen3", "read_qwen3_5"]
 
@@ -128,8 +128,8 @@ class QwenTowerSpec:
 class QwenSpec(ImageSpec):
     """min_pixels, max_pixels: bounds of a resized image."""
 
-    preparer: ClassVar[str] = "quire.rendering.media.qwen_vl:QwenPreparer"
-    encoder: ClassVar[str] = "quire.models.towers.qwen_vl:QwenTower"
+    preparer: ClassVar[str] = "quire.text.rendering.media.qwen_vl:QwenPreparer"
+    encoder: ClassVar[str] = "quire.compute.models.towers.qwen_vl:QwenTower"
     size_keys: ClassVar[str] = "shortest_edge, min_pixels, image_min_pixels or patch_size"
 
     tower: QwenTowerSpec

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.families.shared import ACTIVATIONS
 from quire.config.hf import RawConfig
 from quire.config.media.image_spec import NUM_CHANNELS, STEPS
 from quire.config.media.projector import ProjectorFile
-from quire.errors import ConfigError
 
 __all__ = ["PROCESSOR", "SIGLIP_BLOCK", "SiglipSpec", "read_siglip", "siglip_names", "siglip_of"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config.memory.amounts import format_bytes
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
-from quire.platform import Platform
 
 __all__ = ["MemoryBudget", "check_host_memory", "device_budget", "host_budget"]
 

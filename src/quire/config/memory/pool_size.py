@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.base.errors import ConfigError
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.amounts import format_bytes
 from quire.config.memory.budget import MemoryBudget
@@ -11,7 +12,6 @@ from quire.config.memory.fixed_bytes import FixedOf
 from quire.config.memory.plan import FixedBytes, MemoryPlan, largest_context
 from quire.config.model_spec import ModelSpec
 from quire.config.settings import EngineSettings
-from quire.errors import ConfigError
 
 __all__ = ["PoolBounds", "PoolSizing"]
 

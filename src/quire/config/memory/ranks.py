@@ -3,13 +3,13 @@ holds, and what does not work beside it."""
 
 from __future__ import annotations
 
+from quire.base.errors import ConfigError
+from quire.base.platform import Platform
 from quire.config.families.gemma4 import Gemma4Traits
 from quire.config.kv_layout import KVLayout
 from quire.config.model_spec import GenericTraits, ModelSpec
 from quire.config.settings import EngineSettings
 from quire.config.shard import NUM_PIECES, Shard, Share
-from quire.errors import ConfigError
-from quire.platform import Platform
 
 __all__ = [
     "check_rank_invariant",

@@ -7,8 +7,8 @@ import re
 import struct
 from collections.abc import Iterable
 
+from quire.base.errors import ConfigError
 from quire.config.hf import StoredTensor
-from quire.errors import ConfigError
 
 __all__ = ["CacheScales", "is_cache_scale", "read_cache_scales"]
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.packed.scheme import Scheme
-from quire.errors import ConfigError
 
 __all__ = [
     "Format",

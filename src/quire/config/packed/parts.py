@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.base.errors import ConfigError
 from quire.config.hf import StoredTensor
-from quire.errors import ConfigError
 
 __all__ = ["INTEGERS", "SCALES", "Parts"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig, read_json
 from quire.config.packed.auto_round.scheme import FORMAT as AUTO_ROUND
 from quire.config.packed.awq.scheme import FORMAT as AWQ
@@ -17,7 +18,6 @@ from quire.config.packed.gguf.scheme import FORMAT as GGUF
 from quire.config.packed.gptq.scheme import FORMAT as GPTQ
 from quire.config.packed.mxfp4.scheme import FORMAT as MXFP4
 from quire.config.packed.squeezellm.scheme import FORMAT as SQUEEZELLM
-from quire.errors import ConfigError
 
 __all__ = ["FORMATS", "MARKS", "METHODS", "read_packed_settings"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quire.base.errors import ConfigError
 from quire.config.checkpoint import Checkpoint, read_checkpoint
 from quire.config.families.reader import read_model_spec
 from quire.config.hub import resolve_model_folder
@@ -22,7 +23,6 @@ from quire.config.settings import EngineSettings
 from quire.config.speculation.heads import HEAD_FILES, DraftHeads, find_heads
 from quire.config.speculation.mtp import MTPDraft, find_mtp
 from quire.config.speculation.settings import FILE_HEADS, MTP, OF_MODELS, parse_speculation
-from quire.errors import ConfigError
 
 __all__ = ["Draft", "DraftModel", "draft_folder", "find_draft"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.config.families.llama import read_llama
 from quire.config.hf import RawConfig, read_json
 from quire.config.kv_layout import KVLayout
 from quire.config.memory.plan import activation_bytes, logits_bytes
 from quire.config.model_spec import DTYPE_BYTES, LlamaTraits, ModelSpec
 from quire.config.speculation.settings import HeadMethod
-from quire.errors import ConfigError
 
 __all__ = [
     "HEAD_FILES",

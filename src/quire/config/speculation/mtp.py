@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.config.checkpoint import Checkpoint, TensorInfo
 from quire.config.families.mtp import DEEPSEEK_MTP, MTPNames, mtp_names
 from quire.config.kv_layout import KVLayout
@@ -17,7 +18,6 @@ from quire.config.memory.ranks import rank_weight_bytes
 from quire.config.model_spec import MatrixShape, ModelSpec, ParameterCounts
 from quire.config.shard import Shard
 from quire.config.speculation.heads import layer_page_bytes, layer_step_bytes
-from quire.errors import ConfigError
 
 __all__ = ["MTPDraft", "find_mtp", "stored_mtp"]
 

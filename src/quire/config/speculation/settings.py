@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from quire.errors import ConfigError
-from quire.foreign import nearest
+from quire.base.errors import ConfigError
+from quire.base.foreign import nearest
 
 __all__ = [
     "FILE_HEADS",

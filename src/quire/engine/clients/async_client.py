@@ -9,13 +9,13 @@ from typing import Protocol, Self
 
 import msgspec
 
+from quire.base.telemetry import EngineStats
 from quire.protocol.control import AdminOp, Report
 from quire.protocol.media import ImageData, MediaInfo
 from quire.protocol.outputs import WeightHistory
 from quire.protocol.request import EngineRequest, SequenceFinish
 from quire.protocol.status import EngineStatus
 from quire.protocol.step import FloatArray, IntArray, PromptLogprobs, TokenLogprobs
-from quire.telemetry import EngineStats
 
 __all__ = [
     "AsyncEngineClient",

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from quire.errors import EngineUnavailableError
+from quire.base.errors import EngineUnavailableError
 
 __all__ = ["CoreQueries"]
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from quire.base.errors import EngineUnavailableError, RequestError
 from quire.engine.clients.in_process import EngineClient
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.control import RESUMED, ControlOp, Pause, Resume, Sleep, Wake
 from quire.protocol.request import EngineOutput
 

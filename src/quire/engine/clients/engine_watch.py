@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from quire.base.telemetry import EngineStats
 from quire.protocol.control import asleep
 from quire.protocol.messages import Heartbeat, Welcome
 from quire.protocol.status import (
@@ -14,7 +15,6 @@ from quire.protocol.status import (
     EngineStatus,
     StartPhase,
 )
-from quire.telemetry import EngineStats
 
 __all__ = ["EngineWatch"]
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire.base.platform.interrupts import held
+from quire.base.telemetry.engine_stats import SchedulerStats
 from quire.engine.core.engine_core import EngineCore
-from quire.platform.interrupts import held
 from quire.protocol.control import ControlOp, Report
 from quire.protocol.media import MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.telemetry.engine_stats import SchedulerStats
 
 __all__ = ["EngineClient", "InProcessClient"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from quire.base.errors import RequestError
 from quire.engine.clients.replay import Replays, resume_requests
 from quire.engine.clients.request_stream import CHECKPOINT, RequestStream
-from quire.errors import RequestError
 from quire.protocol.messages import HANDLES_PER_CLIENT
 from quire.protocol.request import EngineOutput, EngineRequest, FinishReason, Weights
 from quire.protocol.step import IntArray

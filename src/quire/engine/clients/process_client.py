@@ -11,6 +11,8 @@ from pathlib import Path
 
 import zmq.asyncio
 
+from quire.base.errors import EngineUnavailableError, RequestError
+from quire.base.telemetry import EngineStats
 from quire.config.feasibility import check_servable
 from quire.engine.clients.core_connection import CoreConnection
 from quire.engine.clients.core_queries import CoreQueries
@@ -19,7 +21,6 @@ from quire.engine.clients.open_requests import HandleCounter, OpenRequests
 from quire.engine.clients.request_stream import RequestStream
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.in_flight import read_in_flight
-from quire.errors import EngineUnavailableError, RequestError
 from quire.protocol.codec import encode
 from quire.protocol.control import (
     AdminOp,
@@ -50,7 +51,6 @@ from quire.protocol.messages import (
 from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus
 from quire.protocol.step import IntArray
-from quire.telemetry import EngineStats
 
 __all__ = ["ProcessEngineClient"]
 

@@ -9,15 +9,15 @@ from typing import NoReturn
 
 import numpy as np
 
+from quire.base.errors import RequestError
+from quire.base.platform.interrupts import held
 from quire.engine.clients.in_process import EngineClient
-from quire.errors import RequestError
-from quire.platform.interrupts import held
 from quire.protocol.control import ExtendPrompt
 from quire.protocol.outputs import RequestOutput
 from quire.protocol.request import EngineRequest
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import IntArray
-from quire.rendering import OutputAssembler, PromptPieces, RenderedPrompt
+from quire.text.rendering import OutputAssembler, PromptPieces, RenderedPrompt
 
 __all__ = ["PromptStream"]
 

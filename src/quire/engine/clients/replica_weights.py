@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import msgspec
 
+from quire.base.errors import EngineError, EngineUnavailableError, QuireError
 from quire.engine.clients.process_client import ProcessEngineClient
-from quire.errors import EngineError, EngineUnavailableError, QuireError
 from quire.protocol.control import Inspect, LoadWeights, Report
 from quire.protocol.status import EngineState
 

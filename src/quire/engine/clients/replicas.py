@@ -12,11 +12,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
+from quire.base.errors import EngineUnavailableError
+from quire.base.telemetry import EngineStats
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.replica_weights import load_everywhere
 from quire.engine.clients.request_stream import RequestStream
-from quire.errors import EngineUnavailableError
 from quire.protocol.control import (
     AdminOp,
     ListPins,
@@ -33,7 +34,6 @@ from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus, merge_views
 from quire.protocol.step import IntArray
-from quire.telemetry import EngineStats
 
 __all__ = ["ReplicatedClient"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from quire.base.errors import RequestError
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate
-from quire.errors import RequestError
 from quire.protocol.outputs import WeightHistory
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish, Weights
 from quire.protocol.step import FloatArray, PromptLogprobs, TokenLogprobs

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.adapters import AdapterRef
 
 __all__ = ["AdapterSlots"]

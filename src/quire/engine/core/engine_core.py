@@ -13,22 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.engine.core.adapters import AdapterSlots
-from quire.engine.core.event_publisher import EventPublisher
-from quire.engine.core.hook_runner import HookRunner
-from quire.engine.core.moving_blocks import MovingBlocks
-from quire.engine.core.pin_list import PinList
-from quire.errors import (
+from quire.base.errors import (
     ConfigError,
     EngineError,
     EngineUnavailableError,
     QuireError,
     RequestError,
 )
-from quire.executor import Executor, StepFuture
-from quire.grammar import Grammars
-from quire.platform.interrupts import let_through
-from quire.platform.processes import state_of
+from quire.base.platform.interrupts import let_through
+from quire.base.platform.processes import state_of
+from quire.base.telemetry.engine_stats import SchedulerStats
+from quire.base.telemetry.flight.record import Doing, EventKind
+from quire.compute.executor import Executor, StepFuture
+from quire.engine.core.adapters import AdapterSlots
+from quire.engine.core.event_publisher import EventPublisher
+from quire.engine.core.hook_runner import HookRunner
+from quire.engine.core.moving_blocks import MovingBlocks
+from quire.engine.core.pin_list import PinList
+from quire.plan.grammar import Grammars
+from quire.plan.scheduler import Scheduler
 from quire.protocol.control import (
     ControlOp,
     ExtendPrompt,
@@ -50,9 +53,6 @@ from quire.protocol.control import (
 )
 from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.request import EngineOutput, EngineRequest
-from quire.scheduler import Scheduler
-from quire.telemetry.engine_stats import SchedulerStats
-from quire.telemetry.flight.record import Doing, EventKind
 
 __all__ = ["EngineCore", "PlanObserver"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from quire.errors import ConfigError
-from quire.kv_cache.events import EventLog
-from quire.telemetry.kv_events import AllBlocksCleared, KVEvent, KVEventBatch, KVEventsSettings
+from quire.base.errors import ConfigError
+from quire.base.telemetry.kv_events import AllBlocksCleared, KVEvent, KVEventBatch, KVEventsSettings
+from quire.plan.kv_cache.events import EventLog
 
 __all__ = ["EventPublisher"]
 

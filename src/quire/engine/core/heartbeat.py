@@ -15,10 +15,10 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
+from quire.base.telemetry import EngineStats
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.messages import Heartbeat
 from quire.protocol.status import EngineCapacity, StartPhase
-from quire.telemetry import EngineStats
 
 __all__ = ["HeartbeatThread", "Progress", "heartbeats"]
 

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Iterable
 
+from quire.base.errors import EngineError, RequestError
 from quire.engine.core.hook_session import HookSession, HookText
-from quire.errors import EngineError, RequestError
 from quire.hooks import OutputHook
 from quire.hooks.load import HookSet
+from quire.plan.scheduler.constraints.unsent import Question, Verdict
 from quire.protocol.request import EngineRequest
-from quire.scheduler.constraints.unsent import Question, Verdict
 
 __all__ = ["HookRunner"]
 

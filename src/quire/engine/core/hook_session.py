@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.hooks import (
     Answer,
     End,
@@ -20,10 +20,10 @@ from quire.hooks import (
     Unsent,
     WatchedSequence,
 )
+from quire.plan.scheduler.constraints.unsent import Question, Verdict
 from quire.protocol.request import EngineRequest
-from quire.rendering.detokenize import IncrementalDetokenizer
-from quire.rendering.tokenizer import Tokenizer
-from quire.scheduler.constraints.unsent import Question, Verdict
+from quire.text.rendering.detokenize import IncrementalDetokenizer
+from quire.text.rendering.tokenizer import Tokenizer
 
 __all__ = ["HookSession", "HookText", "TokenTexts"]
 

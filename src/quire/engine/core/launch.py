@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.protocol.codec import Codec, GarbledMessageError, encode, read_message
 from quire.protocol.control import LoadWeights, Pause, Report, Sleep
 from quire.protocol.messages import PROTOCOL_VERSION, Launch, StartFailure

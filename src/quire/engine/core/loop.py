@@ -10,13 +10,16 @@ from dataclasses import replace
 
 import msgspec
 
+from quire.base.errors import EngineUnavailableError, QuireError, RequestError
+from quire.base.telemetry import EngineStats
+from quire.base.telemetry.engine_stats import STEP_TOKEN_BOUNDS
+from quire.base.telemetry.flight.record import Doing
 from quire.engine.core.client_table import ClientTable, ConnectedClient, split_by_client
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.heartbeat import Progress
 from quire.engine.core.in_flight import InFlightRecord
 from quire.engine.core.media_intake import MediaIntake
 from quire.engine.core.socket import CoreSocket
-from quire.errors import EngineUnavailableError, QuireError, RequestError
 from quire.protocol.codec import Codec, GarbledMessageError, encode
 from quire.protocol.control import (
     RESUMED,
@@ -58,9 +61,6 @@ from quire.protocol.request import (
     SequenceFinish,
 )
 from quire.protocol.step import EMPTY_INTS
-from quire.telemetry import EngineStats
-from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS
-from quire.telemetry.flight.record import Doing
 
 __all__ = ["CoreLoop"]
 

@@ -12,9 +12,9 @@ from functools import partial
 from queue import PriorityQueue
 from types import TracebackType
 
+from quire.base.errors import QuireError
 from quire.engine.core.client_table import ConnectedClient
 from quire.engine.core.engine_core import EngineCore
-from quire.errors import QuireError
 from quire.protocol.media import ImageTiles, MediaInfo
 from quire.protocol.messages import PutMedia
 from quire.protocol.request import EngineRequest

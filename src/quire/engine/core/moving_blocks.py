@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from quire.executor import Executor
+from quire.compute.executor import Executor
+from quire.plan.scheduler import Scheduler
 from quire.protocol.block_moves import BlockMove, MoveKind, MoveOutcome
-from quire.scheduler import Scheduler
 
 __all__ = ["MovingBlocks"]
 

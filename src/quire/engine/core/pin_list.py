@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
+from quire.base.errors import ConfigError
+from quire.base.platform.background import Background
 from quire.config.kv_disk.folder import StoreFiles
 from quire.config.kv_disk.pins import read_pins, write_pins
-from quire.errors import ConfigError
-from quire.platform.background import Background
+from quire.plan.scheduler.pins import PinnedPrefixes
 from quire.protocol.pins import KeptPin
-from quire.scheduler.pins import PinnedPrefixes
 
 __all__ = ["PinList"]
 

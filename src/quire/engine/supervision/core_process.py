@@ -22,6 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from quire.base.errors import ConfigError
+from quire.base.platform.streams import claim_streams
+from quire.base.telemetry.flight.dump import DumpFolder, FaultDumps, collect
+from quire.base.telemetry.flight.record import FlightRecorder, ring_in
+from quire.base.telemetry.flight.stacks import StackFile, StackPlace
 from quire.config.settings import EngineSettings
 from quire.engine.core.engine_core import EngineCore, PlanObserver
 from quire.engine.core.heartbeat import HeartbeatThread, Progress
@@ -36,13 +41,8 @@ from quire.engine.core.launch import (
 )
 from quire.engine.core.loop import CoreLoop
 from quire.engine.core.socket import CoreSocket
-from quire.errors import ConfigError
-from quire.platform.streams import claim_streams
 from quire.protocol.messages import Launch, StartFailure, Welcome
 from quire.protocol.status import EngineCapacity
-from quire.telemetry.flight.dump import DumpFolder, FaultDumps, collect
-from quire.telemetry.flight.record import FlightRecorder, ring_in
-from quire.telemetry.flight.stacks import StackFile, StackPlace
 
 __all__ = ["BuildCore", "StartedCore", "run_core_process"]
 

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.base.platform import detect_platform
+from quire.base.telemetry.flight.dump import DumpFolder, collect, user_folder
 from quire.config.settings import EngineSettings
 from quire.engine.clients.open_requests import HandleCounter
 from quire.engine.clients.process_client import ProcessEngineClient
@@ -17,8 +19,6 @@ from quire.engine.kernel_choice import Measure, choose_kernels
 from quire.engine.supervision.private_directory import private_directory
 from quire.engine.supervision.supervisor import EngineSupervisor, SettingValue
 from quire.ops.kernel_timing import time_kernels
-from quire.platform import detect_platform
-from quire.telemetry.flight.dump import DumpFolder, collect, user_folder
 
 __all__ = ["EngineHost", "host_engine"]
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = ["private_directory"]
 

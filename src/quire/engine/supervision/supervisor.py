@@ -16,15 +16,15 @@ from pathlib import Path
 
 import zmq.asyncio
 
+from quire.base.errors import ConfigError, EngineError
+from quire.base.telemetry.flight.dump import DumpFolder, collect
+from quire.base.telemetry.flight.record import RING_PREFIX
+from quire.base.telemetry.flight.stacks import StackPlace, forget_stacks
 from quire.engine.core.heartbeat import heartbeats
 from quire.engine.core.launch import read_failure, was_ready
 from quire.engine.supervision.stall import StallLimits, StallWatch
-from quire.errors import ConfigError, EngineError
 from quire.protocol.codec import launch_bytes
 from quire.protocol.messages import PROTOCOL_VERSION, Launch
-from quire.telemetry.flight.dump import DumpFolder, collect
-from quire.telemetry.flight.record import RING_PREFIX
-from quire.telemetry.flight.stacks import StackPlace, forget_stacks
 
 __all__ = ["CORE_COMMAND", "EngineSupervisor", "RestartPolicy", "SettingValue"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from quire.platform.cgroups import read_group_limits
-from quire.platform.cpu import detect_cpu
+from quire.base.platform.cgroups import read_group_limits
+from quire.base.platform.cpu import detect_cpu
 
 __all__ = [
     "ISAS",

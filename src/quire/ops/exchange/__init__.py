@@ -1,5 +1,5 @@
 """Collectives of the ranks of one host by C++ kernels (csrc/exchange). Captured steps can contain
-them. `quire.distributed.PlainCollectives` is their reference."""
+them. `quire.ops.distributed.PlainCollectives` is their reference."""
 
 from quire.ops.exchange.native import NativeCollectives, join_region
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from quire.distributed import Collectives, PlainCollectives, Reduction
-from quire.distributed.plain import PEER_FAILED, drifted, lost
-from quire.errors import EngineError, EngineLostError
+from quire.base.errors import EngineError, EngineLostError
+from quire.base.platform.shared_region import SharedRegion
+from quire.ops.distributed import Collectives, PlainCollectives, Reduction
+from quire.ops.distributed.plain import PEER_FAILED, drifted, lost
 from quire.ops.native.binding import NativeLibrary, load_native
 from quire.ops.native.cpu_provider import DTYPE_CODES, isa_of, row_ids, row_norm_arguments
 from quire.ops.native.team import Team
-from quire.platform.shared_region import SharedRegion
 
 __all__ = ["NativeCollectives", "join_region"]
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import Platform
 from quire.ops.compile import ISAS, SOURCE_FOLDER, Isa, build_hash, library_path
 from quire.ops.native.replay import KernelCall, NotCapturableError, kernel_error
 from quire.ops.native.team import ALONE, Team
-from quire.platform import Platform
 
 __all__ = [
     "NativeLibrary",

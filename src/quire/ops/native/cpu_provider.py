@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform import Platform
 from quire.ops.compile import ISAS
 from quire.ops.native.binding import NativeLibrary, load_native, native_unavailable
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, Provider
-from quire.platform import Platform
 
 __all__ = [
     "CACHE_DTYPE_CODES",

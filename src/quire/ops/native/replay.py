@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = ["KernelCall", "NotCapturableError", "ReplayList", "kernel_error"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
+from quire.base.platform.priority import give_way
 from quire.ops.native.replay import KernelCall
-from quire.platform.priority import give_way
 
 __all__ = ["ALONE", "Team", "torch_threads"]
 

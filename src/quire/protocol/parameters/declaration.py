@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from quire.errors import RequestError, quoted
+from quire.base.errors import RequestError, quoted
 from quire.protocol.codec import is_unicode
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from quire.errors import RequestError, quoted
+from quire.base.errors import RequestError, quoted
 from quire.protocol.parameters.declaration import MAX_INT, checked_integer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self, cast
 import msgspec
 import numpy as np
 
-from quire.errors import ConfigError, RequestError
+from quire.base.errors import ConfigError, RequestError
 from quire.protocol.request import CHECKPOINT_VERSION
 
 __all__ = [

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.dialect import Text
 from quire.protocol.sampling_params import SamplingParams
 from quire.server.anthropic.blocks import BlockReader, whole_blocks
 from quire.server.anthropic.request import ReadRequest
@@ -21,6 +20,7 @@ from quire.server.openai.answer import collect, encode
 from quire.server.openai.job import Job
 from quire.server.readings.prompt_memory import CacheVerdict
 from quire.server.requests.errors import ErrorReply
+from quire.text.dialect import Text
 
 __all__ = ["Message", "MessagesAnswer", "TokenCount", "error_event"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from quire.dialect import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.generation.sealed import seal
+from quire.text.dialect import CallArguments, CallStart, Part, Reasoning, Text
 
 __all__ = ["BlockReader", "whole_blocks"]
 

@@ -7,11 +7,11 @@ from typing import cast
 
 import msgspec
 
-from quire.rendering.media.parts import image_part
-from quire.rendering.media.sources import ImageSource, StoredFile
 from quire.server.anthropic.volatile import without_volatile
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
+from quire.text.rendering.media.parts import image_part
+from quire.text.rendering.media.sources import ImageSource, StoredFile
 
 __all__ = ["chat_messages"]
 

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple, ParamSpec, TypeVar
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import ConfigError, EngineError, QuireError
+from quire.base.errors import ConfigError, EngineError, QuireError
 from quire.protocol.status import EngineState
 from quire.server.batches.caller import Called, call
 from quire.server.batches.lines import (

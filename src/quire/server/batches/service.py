@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
-from quire.errors import ConfigError, EngineError
+from quire.base.errors import ConfigError, EngineError
 from quire.server.batches.lines import read_line, texts_of_lines
 from quire.server.batches.runner import (
     PARTIAL,

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.server.requests.bounded_store import count_rows
 from quire.server.requests.databases import open_database, private
 from quire.server.requests.errors import RefusedError

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.config.adapters import AdapterFolders
-from quire.errors import ConfigError
 from quire.protocol.adapters import AdapterRef
 from quire.server.requests.errors import RefusedError
 

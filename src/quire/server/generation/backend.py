@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import dataclass, replace
 
-from quire.dialect import Dialect
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.engine.model_front import ModelFront
 from quire.protocol.status import (
@@ -16,9 +15,10 @@ from quire.protocol.status import (
     EngineStatus,
     StartPhase,
 )
-from quire.rendering.chat_template.cache_lint import CacheRisk
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.requests.errors import RefusedError
+from quire.text.dialect import Dialect
+from quire.text.rendering.chat_template.cache_lint import CacheRisk
 
 __all__ = ["Backend", "Ready", "ServedModel", "describe"]
 

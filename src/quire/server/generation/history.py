@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quire.rendering import RenderedPrompt, Tokenizer
-from quire.rendering.chat_template.control_tokens import ChatText, shifted
+from quire.text.rendering import RenderedPrompt, Tokenizer
+from quire.text.rendering.chat_template.control_tokens import ChatText, shifted
 
 __all__ = ["continued"]
 

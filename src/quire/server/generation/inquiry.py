@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from quire.errors import QuireError
+from quire.base.errors import QuireError
 from quire.protocol.control import TellFacts
 from quire.protocol.status import RequestFacts
 from quire.server.generation.backend import Backend

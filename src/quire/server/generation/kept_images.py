@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from quire.errors import RequestError, quoted
-from quire.rendering.media.sources import ImageSource, MediaAccess, StoredFile
+from quire.base.errors import RequestError, quoted
 from quire.server.requests.bounded_store import BoundedStore, BoundedTable
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
+from quire.text.rendering.media.sources import ImageSource, MediaAccess, StoredFile
 
 __all__ = ["KeptImages", "NamedImages"]
 

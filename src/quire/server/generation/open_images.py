@@ -6,12 +6,12 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
+from quire.base.errors import RequestError
 from quire.engine.clients.async_client import AsyncEngineClient
-from quire.errors import RequestError
 from quire.protocol.media import ImageData, MediaInfo
-from quire.rendering import RenderedPrompt
-from quire.rendering.media.images import ImageRenderer
 from quire.server.requests.errors import RefusedError
+from quire.text.rendering import RenderedPrompt
+from quire.text.rendering.media.images import ImageRenderer
 
 __all__ = ["OpenImages", "PromptMedia"]
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.dialect import (
+from quire.base.errors import RequestError
+from quire.protocol.json_schema import num_chars_to_read
+from quire.protocol.request import EngineRequest
+from quire.protocol.sampling_params import SamplingParams
+from quire.server.requests.errors import RefusedError
+from quire.text.dialect import (
     AnswerParser,
     Dialect,
     NamedTool,
@@ -15,14 +20,9 @@ from quire.dialect import (
     answer_grammar,
     thinking_at_end,
 )
-from quire.dialect.sample import PartsReader
-from quire.dialect.tools import tools_prompt
-from quire.errors import RequestError
-from quire.protocol.json_schema import num_chars_to_read
-from quire.protocol.request import EngineRequest
-from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Tokenizer
-from quire.server.requests.errors import RefusedError
+from quire.text.dialect.sample import PartsReader
+from quire.text.dialect.tools import tools_prompt
+from quire.text.rendering import RenderedPrompt, Tokenizer
 
 __all__ = ["AnswerForm", "PartsReader"]
 

@@ -16,21 +16,21 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from quire.dialect import Dialect
-from quire.dialect.conversation import described, prepared
-from quire.dialect.harmony import own_template
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.json_schema import num_chars_to_read
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
-from quire.rendering.media.door import EmbedsPart
-from quire.rendering.media.sources import ImageSource, is_remote
-from quire.rendering.message_check import IMAGE_MARK
 from quire.server.generation.kept_images import KeptImages
 from quire.server.generation.render_pool import RenderPool
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
+from quire.text.dialect import Dialect
+from quire.text.dialect.conversation import described, prepared
+from quire.text.dialect.harmony import own_template
+from quire.text.rendering import RenderedPrompt, Renderer, RendersChats, check_messages
+from quire.text.rendering.media.door import EmbedsPart
+from quire.text.rendering.media.sources import ImageSource, is_remote
+from quire.text.rendering.message_check import IMAGE_MARK
 
 __all__ = ["EmbedsPrompt", "Prompt", "PromptRenderer", "check_context", "prompt_list"]
 

@@ -8,21 +8,21 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from quire.base.errors import ConfigError
 from quire.bundled import BUNDLED_NAME, named_model
 from quire.config.adapters import named
 from quire.config.settings import EngineSettings, setting_values
 from quire.config.startup import find_model
-from quire.dialect import Dialect, find_dialect
-from quire.dialect.harmony import own_template
 from quire.engine.model_front import ModelFront, load_model_front
 from quire.engine.supervision.supervisor import SettingValue
-from quire.errors import ConfigError
-from quire.rendering import RendersChats
-from quire.rendering.chat_template.cache_lint import CacheRisk, cache_risks
-from quire.rendering.chat_template.template import ChatTemplate
 from quire.server.generation.adapters import ServedAdapters
 from quire.server.generation.backend import ServedModel
 from quire.server.settings import ServerSettings
+from quire.text.dialect import Dialect, find_dialect
+from quire.text.dialect.harmony import own_template
+from quire.text.rendering import RendersChats
+from quire.text.rendering.chat_template.cache_lint import CacheRisk, cache_risks
+from quire.text.rendering.chat_template.template import ChatTemplate
 
 __all__ = [
     "core_settings",

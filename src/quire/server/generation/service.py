@@ -12,10 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from quire.dialect import Part
+from quire.base.errors import EngineError, EngineUnavailableError, RequestError
 from quire.engine.clients.async_client import RequestUpdate, SampleUpdate, UpdateStream
 from quire.engine.model_front import ModelFront
-from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.outputs import WeightVersionSpan, common_weights
 from quire.protocol.prediction import PredictionReader
@@ -24,7 +23,6 @@ from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import IntArray, TokenLogprobs
-from quire.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 from quire.server.generation.backend import Ready, ServedModel
 from quire.server.generation.follow import Outlet, follow
 from quire.server.generation.open_images import OpenImages, PromptMedia
@@ -38,6 +36,8 @@ from quire.server.readings.timeline import Timeline
 from quire.server.readings.trace_recorder import TraceRecorder
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
+from quire.text.dialect import Part
+from quire.text.rendering import Ending, OutputRenderer, RenderedPrompt, RequestRenderer
 
 __all__ = ["Generation", "GenerationService", "Render", "RequestRecords", "SampleDelta"]
 

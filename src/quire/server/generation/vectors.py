@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from quire.base.errors import EngineError, EngineUnavailableError, RequestError
 from quire.engine.clients.async_client import UpdateStream
-from quire.errors import EngineError, EngineUnavailableError, RequestError
 from quire.protocol.pooling_params import PoolingParams
 from quire.protocol.request import FinishReason
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import FloatArray
-from quire.rendering import RenderedPrompt, RequestRenderer, truncated
 from quire.server.generation.backend import Ready
 from quire.server.generation.service import Render
 from quire.server.generation.waiting import Party, Place, WaitingRoom, within
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
+from quire.text.rendering import RenderedPrompt, RequestRenderer, truncated
 
 __all__ = ["PooledPrompt", "VectorService"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from quire.base.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.config.checkpoint import find_weight_files, read_header
 from quire.engine.clients.async_client import AsyncEngineClient
-from quire.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from quire.protocol.control import Inspect, LoadWeights, Report
 from quire.server.generation.adapters import within
 from quire.server.requests.errors import RefusedError

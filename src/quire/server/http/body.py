@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from starlette.requests import Request
 
-from quire.errors import clipped, quoted
-from quire.foreign import nearest, shown
+from quire.base.errors import clipped, quoted
+from quire.base.foreign import nearest, shown
 from quire.protocol.parameters.foreign import FOREIGN_PARAMS
 from quire.server.http.body_shape import check_shape_by_turns
 from quire.server.requests.errors import RefusedError

@@ -10,7 +10,7 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.server.http.protocol import limited_protocol
 from quire.server.http.tls import key_password, tls_context
 from quire.server.settings import ServerSettings

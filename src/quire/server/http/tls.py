@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.server.settings import ServerSettings
 
 __all__ = ["key_password", "tls_context"]

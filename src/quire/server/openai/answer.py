@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.dialect import Part
 from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.step import TokenLogprobs
 from quire.server.generation.follow import NeverFull
@@ -18,6 +17,7 @@ from quire.server.generation.service import Generation, SampleDelta
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import GenerationRequest
+from quire.text.dialect import Part
 
 __all__ = [
     "AnswerHead",

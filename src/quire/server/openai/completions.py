@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.step import TokenLogprobs
-from quire.rendering import TokenOffsets
 from quire.server.generation.prompts import EmbedsPrompt, Prompt
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
@@ -33,6 +32,7 @@ from quire.server.openai.job import Job
 from quire.server.openai.logprobs import CompletionLogprobs, LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import CompletionRequest
+from quire.text.rendering import TokenOffsets
 
 __all__ = ["CompletionAnswer", "TextCompletion"]
 

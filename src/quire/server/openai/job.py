@@ -13,7 +13,6 @@ import msgspec
 
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import RenderedPrompt, Renderer
 from quire.server.generation.backend import Ready
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.prompts import PromptRenderer
@@ -29,6 +28,7 @@ from quire.server.readings.timeline import Timeline
 from quire.server.requests.bodies import ChatRequest, GenerationRequest
 from quire.server.requests.places import Fields
 from quire.server.sessions.turn import SessionTurn
+from quire.text.rendering import RenderedPrompt, Renderer
 
 __all__ = ["Job", "tenant_salt"]
 

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.protocol.step import TokenLogprobs
-from quire.rendering import Tokenizer
 from quire.server.openai.answer import encoded_by_turns
 from quire.server.requests.errors import RefusedError
+from quire.text.rendering import Tokenizer
 
 __all__ = ["CompletionLogprobs", "LogprobsBudget", "LogprobsWriter"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.dialect import CallStart, Part, Reasoning, Text
-from quire.dialect.chat import answer_of
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.openai.answer import AnswerHead, ChunkExtras, encode
 from quire.server.openai.usage import usage_of
+from quire.text.dialect import CallStart, Part, Reasoning, Text
+from quire.text.dialect.chat import answer_of
 
 __all__ = ["ChatMessage", "PartsWriter", "message_of", "reason_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.sampling_params import SAMPLING_PARAMETERS, SamplingParams
 from quire.server.openai.beams import beam_rules, defaults_of
 from quire.server.openai.structured import structured_outputs

@@ -7,14 +7,14 @@ import json
 from dataclasses import fields
 from typing import Any, cast
 
-from quire.dialect import Dialect, Tool
-from quire.dialect.argument_rules import left_out
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.protocol.grammar import StructuredOutputsParams
 from quire.protocol.json_schema import all_unsupported, num_chars_to_read
 from quire.server.generation.parsed import AnswerForm
 from quire.server.requests.bodies import GenerationRequest
 from quire.server.requests.errors import RefusedError
+from quire.text.dialect import Dialect, Tool
+from quire.text.dialect.argument_rules import left_out
 
 __all__ = ["dropped_keywords", "num_schema_chars", "structured_field", "structured_outputs"]
 

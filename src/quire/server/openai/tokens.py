@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from quire.protocol.outputs import WeightVersionSpan
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt
 from quire.server.generation.service import Generation, SampleDelta
 from quire.server.http.events import DONE, EventSink
 from quire.server.openai.answer import collect, encode
@@ -21,6 +20,7 @@ from quire.server.openai.logprobs import LogprobsWriter
 from quire.server.openai.usage import Usage, usage_of
 from quire.server.requests.bodies import CompletionRequest, TokensRequest
 from quire.server.requests.errors import RefusedError
+from quire.text.rendering import RenderedPrompt
 
 __all__ = ["GeneratedTokens", "TokensAnswer", "sampling_of"]
 

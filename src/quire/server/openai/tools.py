@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from quire.dialect import NamedTool, Tool, ToolChoice
-from quire.dialect.tools import check_tools
-from quire.errors import RequestError
+from quire.base.errors import RequestError
 from quire.server.generation.backend import ServedModel
 from quire.server.generation.parsed import AnswerForm
 from quire.server.requests.bodies import ChatRequest
 from quire.server.requests.errors import RefusedError
+from quire.text.dialect import NamedTool, Tool, ToolChoice
+from quire.text.dialect.tools import check_tools
 
 __all__ = ["AskedTools", "answer_form", "asked_tools", "tools_text"]
 

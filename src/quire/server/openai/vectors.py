@@ -18,7 +18,6 @@ from quire.config.model_spec import ClassesSpec
 from quire.protocol.pooling_params import PoolingParams, class_probabilities, normalized
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.step import FloatArray
-from quire.rendering import RenderedPrompt
 from quire.server.generation.backend import Ready
 from quire.server.generation.prompts import PromptRenderer
 from quire.server.generation.vectors import PooledPrompt, VectorService
@@ -27,6 +26,7 @@ from quire.server.openai.answer import encoded_by_turns, run_all
 from quire.server.readings.timeline import Timeline
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import string_of
+from quire.text.rendering import RenderedPrompt
 
 __all__ = [
     "ClassList", "EmbeddingList", "PoolingList", "RerankResults", "ScoreList", "VectorJob",

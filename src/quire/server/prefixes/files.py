@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError, RequestError
-from quire.rendering import Renderer, check_messages
+from quire.base.errors import ConfigError, RequestError
+from quire.text.rendering import Renderer, check_messages
 
 __all__ = ["PrefixFile", "RenderedPrefix", "read_prefix_files", "render_prefixes"]
 

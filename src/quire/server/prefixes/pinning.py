@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from quire.base.errors import ConfigError, EngineError, RequestError
 from quire.engine.clients.async_client import AsyncEngineClient
-from quire.errors import ConfigError, EngineError, RequestError
 from quire.protocol.control import ListPins
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix, prefix_key
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish

@@ -14,11 +14,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from quire.base.errors import EngineError
+from quire.base.platform.outputs import check_output
 from quire.config.settings import EngineSettings
 from quire.engine.supervision.host import host_engine
 from quire.engine.supervision.supervisor import EngineSupervisor
-from quire.errors import EngineError
-from quire.platform.outputs import check_output
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
 from quire.server.batches.runner import BESIDE, BatchCounts, BatchFiles, BatchRunner, LineRules

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the first line is written before this is imported
     from collections.abc import Sequence
 
     from quire.protocol.status import EngineStatus
-    from quire.rendering.chat_template.cache_lint import CacheRisk
+    from quire.text.rendering.chat_template.cache_lint import CacheRisk
 
 __all__ = ["BootScreen"]
 

@@ -20,10 +20,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from quire.base.errors import ConfigError
+from quire.base.platform.streams import claim_streams
+from quire.base.telemetry.flight.stacks import StackFile, StackPlace
 from quire.config.settings import EngineSettings
 from quire.engine.clients.process_client import ProcessEngineClient
-from quire.errors import ConfigError
-from quire.platform.streams import claim_streams
 from quire.protocol.codec import Codec, read_message
 from quire.protocol.status import EngineState
 from quire.server.app import create_app
@@ -35,7 +36,6 @@ from quire.server.processes.runtime import log_to_stderr, new_loop
 from quire.server.processes.stopping import until
 from quire.server.readings.front_board import FrontBoard, FrontReading
 from quire.server.readings.metrics import ServerMetrics
-from quire.telemetry.flight.stacks import StackFile, StackPlace
 
 __all__: list[str] = []
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from quire.base.errors import ConfigError, EngineError
+from quire.base.telemetry.flight.stacks import StackPlace, forget_stacks
 from quire.engine.supervision.supervisor import RestartPolicy, SettingValue
-from quire.errors import ConfigError, EngineError
 from quire.server.processes.front_launch import BAD_CONFIG, FrontLaunch
 from quire.server.processes.watched_front import WatchedFront
 from quire.server.readings.front_board import FrontBoard
 from quire.server.settings import ServerSettings
-from quire.telemetry.flight.stacks import StackPlace, forget_stacks
 
 __all__ = ["Fronts"]
 

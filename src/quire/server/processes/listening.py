@@ -9,7 +9,7 @@ import stat
 from collections.abc import Generator
 from pathlib import Path
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.server.settings import ServerSettings
 
 __all__ = ["listening"]

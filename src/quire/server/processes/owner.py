@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from quire.base.errors import ConfigError
 from quire.config.settings import EngineSettings
 from quire.engine.clients.async_client import AsyncEngineClient
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.supervisor import EngineSupervisor
-from quire.errors import ConfigError
 from quire.protocol.status import EngineState
 from quire.server.generation.served_model import (
     core_settings,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = ["StopSignals", "until"]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from quire.rendering.message_check import TEXT_PART_TYPES
 from quire.server.requests.bodies import ChatRequest
+from quire.text.rendering.message_check import TEXT_PART_TYPES
 
 __all__ = ["ChatParts", "Place", "digest"]
 

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
+from quire.base.errors import ConfigError
+from quire.base.platform.outputs import check_output
 
 logger = logging.getLogger("quire.server")
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 import quire
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 from quire.server.readings.spans import Span, otlp_attributes
 
 logger = logging.getLogger("quire.server")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.base.telemetry import EngineStats
 from quire.server.readings.metrics import ServerMetrics
-from quire.telemetry import EngineStats
 
 __all__ = ["StatsLine"]
 

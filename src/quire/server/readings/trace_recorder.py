@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from quire.errors import ConfigError
-from quire.platform.outputs import check_output
+from quire.base.errors import ConfigError
+from quire.base.platform.outputs import check_output
 from quire.server.readings.timeline import Timeline
 
 logger = logging.getLogger("quire.server")

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import EngineError, EngineUnavailableError, QuireError, RequestError, clipped
+from quire.base.errors import EngineError, EngineUnavailableError, QuireError, RequestError, clipped
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, TokensRequest
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = ["LIMIT_HELP", "Limits"]
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from quire.errors import clipped
+from quire.base.errors import clipped
 from quire.server.requests.bodies import ChatRequest, CompletionRequest, ParametersOfOpenAI
 from quire.server.requests.errors import RefusedError
 

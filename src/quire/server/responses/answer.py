@@ -11,10 +11,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.dialect import Text
 from quire.protocol.receipts import Receipt
 from quire.protocol.sampling_params import SamplingParams
-from quire.rendering import RenderedPrompt
 from quire.server.generation.follow import NeverFull
 from quire.server.generation.parsed import AnswerForm
 from quire.server.generation.service import Generation, SampleDelta
@@ -30,6 +28,8 @@ from quire.server.responses.items import ItemReader
 from quire.server.responses.request import ENCRYPTED_REASONING, RECEIPT, ReadRequest
 from quire.server.responses.store import KeepsResponses, StoredResponse
 from quire.server.responses.turns import fitting_prompt
+from quire.text.dialect import Text
+from quire.text.rendering import RenderedPrompt
 
 __all__ = ["InputTokens", "ItemList", "Response", "ResponsesAnswer"]
 

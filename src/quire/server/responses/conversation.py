@@ -7,11 +7,11 @@ from typing import cast
 
 import msgspec
 
-from quire.rendering.media.parts import image_part, image_source
-from quire.rendering.message_check import TEXT_ONLY
 from quire.server.generation.sealed import unseal
 from quire.server.requests.places import Fields, fields_of, refused, string_of
 from quire.server.responses.tools import GivenTools
+from quire.text.rendering.media.parts import image_part, image_source
+from quire.text.rendering.message_check import TEXT_ONLY
 
 __all__ = ["CONFIGURATION_UPDATE", "SUMMARY_QUESTION", "chat_messages", "input_items"]
 

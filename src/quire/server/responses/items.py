@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quire.dialect import CallArguments, CallStart, Part, Reasoning, Text
 from quire.server.generation.sealed import seal
 from quire.server.requests.places import Fields
 from quire.server.responses.tools import GivenTools
+from quire.text.dialect import CallArguments, CallStart, Part, Reasoning, Text
 
 __all__ = ["ItemReader", "response_of"]
 

@@ -7,13 +7,13 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, cast
 
-from quire.rendering import RenderedPrompt
 from quire.server.generation.history import continued
 from quire.server.generation.parsed import AnswerForm
 from quire.server.openai.job import Job
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.places import Fields
 from quire.server.responses.request import ReadRequest
+from quire.text.rendering import RenderedPrompt
 
 __all__ = ["fewest_dropped", "fitting_prompt", "turn_starts"]
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from starlette.responses import Response
 
+from quire.base.telemetry.flight.dump import collect, encode_dump
 from quire.protocol.control import (
     AdminOp,
     Inspect,
@@ -31,7 +32,6 @@ from quire.server.requests.weight_bodies import (
     UpdateWeights,
 )
 from quire.server.routes.route import BYTES, Access, Call, Needs, Query, Route
-from quire.telemetry.flight.dump import collect, encode_dump
 
 __all__ = ["ROUTES"]
 

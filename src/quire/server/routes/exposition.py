@@ -15,12 +15,12 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from quire.base.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 from quire.protocol.status import EngineState
 from quire.server.readings.front_board import FrontReading
 from quire.server.readings.histogram import Histogram
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.routes.services import Services
-from quire.telemetry.engine_stats import STEP_TOKEN_BOUNDS, EngineStats, engine_metrics
 
 __all__ = ["MEDIA_TYPE", "adapters_metric", "rank_metrics", "text"]
 

@@ -13,8 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import quire
+from quire.base.errors import QuireError
+from quire.base.telemetry import EngineStats
 from quire.engine.clients.async_client import AsyncEngineClient
-from quire.errors import QuireError
 from quire.protocol.control import Inspect, MapBlocks
 from quire.protocol.status import EngineView, ViewedGroup
 from quire.server.generation.backend import Backend
@@ -22,7 +23,6 @@ from quire.server.openai.answer import encode
 from quire.server.readings.metrics import ServerMetrics
 from quire.server.readings.timeline import Timeline, TimelineLog
 from quire.server.settings import ServerSettings
-from quire.telemetry import EngineStats
 
 if TYPE_CHECKING:
     from quire.server.routes.services import Services

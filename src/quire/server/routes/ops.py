@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 import quire
+from quire.base.telemetry.engine_stats import EngineStats
 from quire.protocol.receipts import Receipt
 from quire.protocol.status import EngineState, EngineStatus, RequestFacts
 from quire.server.openai.answer import encode
@@ -19,7 +20,6 @@ from quire.server.readings.short_status import ShortStatus, short_status
 from quire.server.requests.errors import RefusedError
 from quire.server.routes import exposition
 from quire.server.routes.route import JSON, TEXT, Access, Call, Route
-from quire.telemetry.engine_stats import EngineStats
 
 __all__ = ["ROUTES"]
 

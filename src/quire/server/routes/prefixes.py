@@ -10,11 +10,10 @@ import secrets
 
 import msgspec
 
-from quire.errors import EngineError, EngineUnavailableError
+from quire.base.errors import EngineError, EngineUnavailableError
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.pins import PIN_PARAMS, PinnedPrefix
 from quire.protocol.scheduling_params import SchedulingParams
-from quire.rendering import RenderedPrompt
 from quire.server.generation.prompts import check_context
 from quire.server.generation.waiting import Party, within
 from quire.server.openai.job import tenant_salt
@@ -24,6 +23,7 @@ from quire.server.prefixes.pinning import pin_prefix
 from quire.server.requests.bodies import PinRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.route import Call, Deleted, Needs, Route
+from quire.text.rendering import RenderedPrompt
 
 __all__ = ["ROUTES"]
 

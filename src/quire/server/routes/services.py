@@ -14,7 +14,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.protocol.scheduling_params import SchedulingParams
 from quire.protocol.status import EngineState
 from quire.server.batches.store import BatchStore

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import EngineError, EngineUnavailableError
+from quire.base.errors import EngineError, EngineUnavailableError
 from quire.server.requests.bodies import SessionChange
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.route import Call, Deleted, Route

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from quire.rendering import Tokenizer
 from quire.server.generation.backend import Ready
 from quire.server.openai.tools import tools_text
 from quire.server.requests.bodies import DetokenizeRequest, TokenizeRequest
 from quire.server.requests.errors import RefusedError
 from quire.server.routes.route import Call, Needs, Route
+from quire.text.rendering import Tokenizer
 
 __all__ = ["ROUTES"]
 

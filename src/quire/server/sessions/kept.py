@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from quire.base.platform.background import Background
 from quire.config.kv_disk.folder import StoreFiles, locked
-from quire.platform.background import Background
 from quire.server.requests.databases import open_database
 from quire.server.sessions.store import (
     INSERT_SESSION,

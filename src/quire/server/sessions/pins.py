@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+from quire.base.errors import QuireError, RequestError
 from quire.engine.clients.async_client import AsyncEngineClient
-from quire.errors import QuireError, RequestError
 from quire.protocol.control import ListPins, Unpin
 from quire.protocol.pins import PinnedPrefix, prefix_key
 from quire.protocol.scheduling_params import SchedulingParams

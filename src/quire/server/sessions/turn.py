@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from quire.dialect import Part, Text
-from quire.dialect.chat import answer_of
-from quire.rendering import RenderedPrompt, Tokenizer
 from quire.server.generation.history import continued
 from quire.server.generation.service import SampleDelta
 from quire.server.requests.places import Fields
 from quire.server.sessions.pins import SessionPins
 from quire.server.sessions.store import Session, SessionStore
+from quire.text.dialect import Part, Text
+from quire.text.dialect.chat import answer_of
+from quire.text.rendering import RenderedPrompt, Tokenizer
 
 __all__ = ["SessionTurn"]
 

@@ -98,7 +98,7 @@ def _read(raw: RawConfig, dtype: str, traits: EncoderTraits) -> ModelSpec:
     )
 
 
-_MODEL = "quire.models.bert:BertModel"
+_MODEL = "quire.compute.models.bert:BertModel"
 
 FAMILIES = (
     Family(

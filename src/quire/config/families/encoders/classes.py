@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.model_spec import ClassesSpec, ModelSpec
-from quire.errors import ConfigError
 
 if TYPE_CHECKING:  # numpy comes with it
     from quire.protocol.pooling_params import ClassActivation

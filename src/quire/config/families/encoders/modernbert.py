@@ -118,7 +118,7 @@ def _ropes(
 FAMILIES = (
     Family(
         "ModernBERT",
-        "quire.models.modernbert:ModernBertModel",
+        "quire.compute.models.modernbert:ModernBertModel",
         "modernbert",
         {
             "ModernBertModel": read_modernbert,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
+from quire.base.errors import ConfigError
 from quire.config.hf import RawConfig
 from quire.config.packed.float8.scheme import Float8
 from quire.config.packed.format import (
@@ -33,7 +34,6 @@ from quire.config.packed.scheme import (
     int8_kernel,
     num_groups,
 )
-from quire.errors import ConfigError
 
 __all__ = ["BY_TOKEN", "FORMAT", "PackedIntegers", "PlainIntegers"]
 

@@ -1,4 +1,4 @@
-// Ranks of one host that meet in shared memory (platform/shared_region.py has the same layout).
+// Ranks of one host that meet in shared memory (base/platform/shared_region.py has the same layout).
 //
 // Every rank counts its exchanges and announces each by storing its number. It waits until all
 // others have announced theirs: it spins for a short while, then sleeps on the number (futex). Data

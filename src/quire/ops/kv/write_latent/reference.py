@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.kv.rope_and_write_kv.rope import rope
 from quire.ops.kv.rope_and_write_kv.write_kv import write_plane
 from quire.ops.norm.rms_norm.reference import rms_norm

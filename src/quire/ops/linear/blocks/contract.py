@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from quire.base.errors import EngineError
 from quire.config.packed.block_kinds import BlockKind
-from quire.errors import EngineError
 from quire.ops.linear.int8.activations import quantize_rows
 from quire.ops.linear.plain.contract import check_gate
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = ["HeadMatrices", "apply_by_head", "check_rows", "check_weight"]
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.native.cpu_provider import row_ids
 
 __all__ = ["embedding"]

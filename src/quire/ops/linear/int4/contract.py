@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
 from quire.ops.linear.rotate.reference import check_rotation
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from quire.base.errors import EngineError
 from quire.config.quantization import INT8_MAX_INPUTS
-from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
 from quire.ops.linear.rotate.reference import check_rotation
 

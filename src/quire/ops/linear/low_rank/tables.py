@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = ["LowRankTables"]
 

@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from quire.base.platform import Platform
 from quire.config import env
 from quire.ops.linear.plain.choice_cache import ChoiceCache
 from quire.ops.linear.plain.measured import MeasuredMatrix, ProductChooser
@@ -15,7 +16,6 @@ from quire.ops.linear.plain.vendor import VENDOR, load_vendor
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_GPUS, Provider
 from quire.ops.triton_provider import triton_unavailable
-from quire.platform import Platform
 
 __all__ = ["MEASURED", "load_measured", "time_on_gpu"]
 

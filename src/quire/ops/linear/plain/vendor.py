@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from quire.base.platform import Platform
 from quire.ops.linear.plain.contract import check_arguments
 from quire.ops.linear.plain.reference import widened_product
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_GPUS, Provider
-from quire.platform import Platform
 
 __all__ = ["VENDOR", "VendorMatrix", "load_vendor", "product_into_float32"]
 

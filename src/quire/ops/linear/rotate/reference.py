@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.operation import Case
 from quire.ops.random_tensors import DTYPES, normal
 

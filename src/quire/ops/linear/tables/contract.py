@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from quire.base.errors import EngineError
 from quire.config.packed.table_format import TABLE_BITS
-from quire.errors import EngineError
 from quire.ops.linear.plain.contract import check_gate
 
 __all__ = ["Added", "Tables", "check_arguments"]

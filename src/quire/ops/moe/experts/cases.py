@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from quire.base.platform import detect_platform
 from quire.ops.linear.int8 import OP as LINEAR_INT8
 from quire.ops.linear.plain import OP as LINEAR
 from quire.ops.linear.plain.contract import PackedMatrix
 from quire.ops.operation import Case, Op
 from quire.ops.random_tensors import DTYPES, normal
-from quire.platform import detect_platform
 
 __all__ = ["make_inputs"]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.linear.plain.contract import PackedMatrix
 
 __all__ = ["ExpertLayers", "check_call", "check_layers"]

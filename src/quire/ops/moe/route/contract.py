@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from quire.base.errors import EngineError
 from quire.config.model_spec import Routing
-from quire.errors import EngineError
 
 __all__ = ["LEAST_SUM", "check_arguments"]
 

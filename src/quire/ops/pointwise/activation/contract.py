@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from quire.errors import ConfigError
+from quire.base.errors import ConfigError
 
 __all__ = [
     "FACTORS",

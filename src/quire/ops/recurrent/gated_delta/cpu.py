@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
 from quire.ops.native.cpu_provider import DTYPE_CODES, state_arguments
 

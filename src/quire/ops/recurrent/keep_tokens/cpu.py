@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.native.binding import NativeLibrary
 
 __all__ = ["bind"]

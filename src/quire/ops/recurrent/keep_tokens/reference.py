@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = ["keep_tokens"]
 

@@ -1,4 +1,4 @@
-"""Inputs of a decode step, gathered out of the persistent rows (`quire.runner.rows`).
+"""Inputs of a decode step, gathered out of the persistent rows (`quire.compute.runner.rows`).
 
 `decode_inputs(slots, num_computed, row_tokens, row_blocks, block_size, token_ids, positions,
 seq_lens, slot_mapping, block_table) → None`

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from quire.base.platform import Platform
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, Provider
-from quire.platform import Platform
 
 __all__ = ["PROVIDER"]
 

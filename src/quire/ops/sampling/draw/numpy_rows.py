@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from quire.base.platform import Platform
 from quire.ops.native.team import ALONE, Team
 from quire.ops.operation import FOR_CPUS, Provider
 from quire.ops.sampling.draw.candidates import select_candidates
 from quire.ops.sampling.draw.masks import with_masks
 from quire.ops.sampling.draw.noise import gumbel, token_bits
 from quire.ops.sampling.draw.ranking import LogitArray
-from quire.platform import Platform
 
 __all__ = ["PROVIDER"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 
 __all__ = [
     "BUCKETS",

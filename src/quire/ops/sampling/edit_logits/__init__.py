@@ -16,8 +16,9 @@ row. allowed_ids int32 [A]: all others are banned, unless the list is empty. ban
 `minimum` tokens; otherwise while it ends with words[first : first + length], int32. penalties
 float64 [E, 3], repetition, presence, frequency: the logit of a token in prompt or output is divided
 by the first if it is positive, otherwise multiplied; then frequency · occurrences + presence is
-subtracted from that of a token in the output (sources in `quire.sampling.edits`). A banned token
-has the logit -inf. Ids in lists are within the vocabulary; other ids of the history are ignored.
+subtracted from that of a token in the output (sources in `quire.compute.sampling.edits`). A banned
+token has the logit -inf. Ids in lists are within the vocabulary; other ids of the history are
+ignored.
 """
 
 from quire.ops.operation import Op, exact

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.errors import EngineError
+from quire.base.errors import EngineError
 from quire.ops.sampling.draw.triton_filter import collect_kernel, fill_kernel, rank_kernel
 from quire.ops.sampling.draw.triton_row import BUCKETS, check_vocabulary, logit_of_rank, rank_of
 

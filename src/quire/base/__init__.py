@@ -1,0 +1,3 @@
+"""Rooms that all may use: errors, names of other engines, counters, facts of the machine."""
+
+__all__: list[str] = []

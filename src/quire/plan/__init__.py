@@ -1,0 +1,3 @@
+"""The plan side: decides with integers, and never imports torch."""
+
+__all__: list[str] = []

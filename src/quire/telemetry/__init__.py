@@ -1,5 +1,0 @@
-"""Counters of the engine, for metrics and logs."""
-
-from quire.telemetry.engine_stats import EngineStats
-
-__all__ = ["EngineStats"]

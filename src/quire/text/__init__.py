@@ -1,0 +1,3 @@
+"""Text and tokens: chat templates, tokenizers, tool calls and thinking."""
+
+__all__: list[str] = []
