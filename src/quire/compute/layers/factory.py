@@ -13,6 +13,7 @@ import torch
 
 from quire.base.errors import ConfigError, EngineError
 from quire.compute.attention import PLAIN_SCORES, AttentionBackend, ScoreOptions
+from quire.compute.layers import latent, moe
 from quire.compute.layers.adapted import AdaptedLayers, AdaptedLinear, Additions, Projection
 from quire.compute.layers.attention import Attention, Heads, Sinks
 from quire.compute.layers.cache_bias import CacheBiases, WithoutBiases
@@ -25,24 +26,8 @@ from quire.compute.layers.embedding import (
     Vocabulary,
 )
 from quire.compute.layers.given import DeepStack, EmbeddingScale, GivenEmbeddings
-from quire.compute.layers.latent import (
-    LATENT_EPS,
-    LatentAttention,
-    LatentHeads,
-    LatentParts,
-    LatentUp,
-)
 from quire.compute.layers.linear import Linear, MergedLinear, PartialSums, RowLinear, Tree
 from quire.compute.layers.mlp import MLP, AdaptedGate, ClassHeads, GatedMLP, ResidualBlock
-from quire.compute.layers.moe import (
-    AdaptedExperts,
-    ExpertNumbers,
-    Experts,
-    ExpertsShape,
-    MixtureOfExperts,
-    Router,
-    SharedExpert,
-)
 from quire.compute.layers.norm import HeadNorm, LayerNorm, ResidualAdd, RMSNorm, SharedRMSNorm
 from quire.compute.layers.recurrent import RecurrentLayers
 from quire.compute.layers.rotary import Rotaries
@@ -461,21 +446,21 @@ class LayerFactory:
         rope: RopeSpec,
         bias: bool,
         pairs_neighbours: bool,
-    ) -> LatentAttention:
+    ) -> latent.LatentAttention:
         """Make the latent attention of one layer. shape: number of query heads of the model, and
         sizes. scale: factor on q·k. bias: whether the projections of x have one. pairs_neighbours:
         see `qkv_linear`."""
-        heads = LatentHeads(self._query_heads(shape[0]), shape[1], pairs_neighbours)
+        heads = latent.LatentHeads(self._query_heads(shape[0]), shape[1], pairs_neighbours)
         rank, query, query_norm = shape[1].query_rank, None, None
         if rank is not None:
-            query_norm = self.rms_norm(rank, LATENT_EPS)
+            query_norm = self.rms_norm(rank, latent.LATENT_EPS)
             query = self.shared_linear(rank, heads.up, orders=heads.up_orders)
         down = self.shared_linear(size, heads.down, bias=bias, orders=heads.down_orders)
-        norm = self.rms_norm(shape[1].rank, LATENT_EPS)
-        up = LatentUp(self._ops, heads, self._place)
-        parts = LatentParts(down, query_norm, query, norm, up)
+        norm = self.rms_norm(shape[1].rank, latent.LATENT_EPS)
+        up = latent.LatentUp(self._ops, heads, self._place)
+        parts = latent.LatentParts(down, query_norm, query, norm, up)
         place = (self._ops, self._backends[layer], self._rotaries.of(rope))
-        return LatentAttention(*place, layer, heads, scale, parts)
+        return latent.LatentAttention(*place, layer, heads, scale, parts)
 
     def token_side(
         self, num_rows: int, size: int, side_size: int, num_layers: int, eps: float
@@ -529,29 +514,31 @@ class LayerFactory:
         gate_up = self.merged_column(size, parts, bias=bias, gate=activation, fused=fused)
         return GatedMLP(gate_up, self.row(inner_size, size, bias=bias))
 
-    def mixture_of_experts(self, size: int, spec: ExpertsSpec, activation: str) -> MixtureOfExperts:
+    def mixture_of_experts(
+        self, size: int, spec: ExpertsSpec, activation: str
+    ) -> moe.MixtureOfExperts:
         """Make a mixture of which each rank has a range of experts. The router keeps the model's
         dtype whatever the format of other matrices."""
         routing, inner = spec.routing, spec.inner_size
         (own,) = self._shard.in_units(routing.num_experts, 1, "experts").ranges
-        shape = ExpertsShape(routing.num_experts, size, inner, activation, spec.bias)
-        experts = Experts(self._ops, own, shape, self._formats, self._place)
+        shape = moe.ExpertsShape(routing.num_experts, size, inner, activation, spec.bias)
+        experts = moe.Experts(self._ops, own, shape, self._formats, self._place)
         adapted = None
         if self._adapters is not None:
             contents = self._adapters.experts(experts.weights, size, inner)
-            adapted = AdaptedExperts(self._ops, experts, contents, activation)
+            adapted = moe.AdaptedExperts(self._ops, experts, contents, activation)
         shared = None
         if spec.shared_size is not None:
             gate = self._unquantized(size, 1, bias=False) if spec.shared_gated else None
             mlp = self.gated_mlp(size, spec.shared_size, activation, fused=spec.shared_fused)
-            shared = SharedExpert(mlp, gate)
-        router = Router(
+            shared = moe.SharedExpert(mlp, gate)
+        router = moe.Router(
             routing,
             self._unquantized(size, routing.num_experts, bias=spec.bias),
-            ExpertNumbers(routing.num_experts, self._device) if routing.biased else None,
-            ExpertNumbers(routing.num_experts, self._device) if routing.has_factors else None,
+            moe.ExpertNumbers(routing.num_experts, self._device) if routing.biased else None,
+            moe.ExpertNumbers(routing.num_experts, self._device) if routing.has_factors else None,
         )
-        return MixtureOfExperts(
+        return moe.MixtureOfExperts(
             self._ops,
             router,
             experts,

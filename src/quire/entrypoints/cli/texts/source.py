@@ -15,7 +15,7 @@ from quire.entrypoints.client import RemoteServer
 if TYPE_CHECKING:
     from quire.entrypoints.llm import LLM
     from quire.protocol.outputs import RequestOutput
-    from quire.sampling_params import SamplingParams
+    from quire.protocol.sampling_params import SamplingParams
     from quire.text.dialect.chat import ChatReader, WholeChats
     from quire.text.rendering import Prompt
 
