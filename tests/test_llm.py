@@ -539,7 +539,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_import_loads_neither_torch_nor_an_engine() -> None:
-    late = {"torch", "quire.engine.build", "quire.scheduler", "llguidance"}
+    late = {"torch", "quire.engine.build", "quire.plan", "llguidance"}
     code = f"import sys; from quire import LLM; sys.exit(len({late} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -32,7 +32,7 @@ LIMIT_S = 120.0
 SETTINGS = ("quire.config.settings:EngineSettings", "quire.server.settings:ServerSettings")
 MODULES = (
     "quire", "quire.outputs", "quire.inputs", "quire.sampling_params", "quire.hooks",
-    "quire.client", "quire.scheduler", "quire.protocol",
+    "quire.entrypoints.client", "quire.plan.scheduler", "quire.protocol", "quire.lora",
 )  # fmt: skip
 _COMMAND = re.compile(r"^ {4}([a-z][a-z-]*)(?: |$)", re.MULTILINE)
 _FLAG = re.compile(r"^ {2}((?:-|--)[a-z].*)$", re.MULTILINE)

@@ -375,7 +375,7 @@ def _is_alive(pid: int) -> bool:
 def test_the_client_needs_no_torch_and_no_engine() -> None:
     code = (
         "import sys, quire.engine.supervision.host\n"
-        "heavy = {'torch', 'transformers', 'quire.scheduler', 'quire.kv_cache', 'tokenizers'}\n"
+        "heavy = {'torch', 'transformers', 'quire.plan', 'tokenizers'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from quire.compute.runner.rows import KERNEL_COLUMNS, RowTable
 from quire.protocol.step import EnterRow, MediaSpan, StepPlan
 
 ROOT = Path(__file__).parents[2]
-RUNNER = ROOT / "src" / "quire" / "runner"
+RUNNER = ROOT / "src" / "quire" / "compute" / "runner"
 VARIANTS = re.compile(r"^(Host|Device|Cuda|Gpu|Cpu|Native|Captured|Uniform|Eager)(?=[A-Z])")
 
 
