@@ -31,8 +31,8 @@ __all__ = ["differences", "main", "surface"]
 LIMIT_S = 120.0
 SETTINGS = ("quire.config.settings:EngineSettings", "quire.server.settings:ServerSettings")
 MODULES = (
-    "quire", "quire.outputs", "quire.inputs", "quire.sampling_params", "quire.hooks",
-    "quire.entrypoints.client", "quire.plan.scheduler", "quire.protocol", "quire.lora",
+    "quire", "quire.outputs", "quire.inputs", "quire.sampling_params", "quire.hooks", "quire.lora",
+    "quire.bundled", "quire.training", "quire.protocol",
 )  # fmt: skip
 _COMMAND = re.compile(r"^ {4}([a-z][a-z-]*)(?: |$)", re.MULTILINE)
 _FLAG = re.compile(r"^ {2}((?:-|--)[a-z].*)$", re.MULTILINE)
