@@ -92,7 +92,7 @@ KERNELS = (
     ),
     *(
         f"src/quire/base/platform/{name}.py"
-        for name in ("gpu", "gpu_facts", "nvml", "shared_region")
+        for name in ("gpu", "gpu_facts", "nvml", "priority", "shared_region")
     ),
     "src/quire/base/platform/torch_build.py",
     *(f"src/quire/ops/distributed/{name}.py" for name in ("__init__", "collectives", "plain")),

@@ -496,4 +496,6 @@ def test_a_core_that_stops_before_its_first_beat_holds_nobody_up() -> None:
     watch.beat(None)
     assert not watch.is_stuck, "there is no core yet"
     watch.connected(Welcome(0, CAPACITY))
+    assert not watch.is_stuck, "it has just been heard"
+    watch.beat(None)
     assert watch.is_stuck

@@ -41,7 +41,7 @@ def test_bits_depend_on_neither_batch_nor_threads_nor_instruction_set(vocab_size
 
 
 def test_tokens_of_one_row_share_its_sum() -> None:
-    """As samples of one prompt do; in an order in which rows follow each other or do not."""
+    """Rows of samples of one prompt come one after the other, or apart."""
     logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(1))
     rows = torch.tensor([2, 2, 2, 0, 1, 1, 0, 2])
     token_ids = torch.tensor([5, 699, 5, 0, 17, 3, 44, 8], dtype=torch.int32)
