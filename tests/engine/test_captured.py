@@ -55,11 +55,12 @@ def captured_forward(llm: LLM) -> Any:
     return runner_of(llm)._forward._model
 
 
-def generate(llm: LLM, logprobs: int | None = 2) -> list[RequestOutput]:
-    """Requests of many lengths, so that a step has 8 rows at first and one at last; one forks."""
+def generate(llm: LLM, logprobs: int | None = 2, dry: float = 0.0) -> list[RequestOutput]:
+    """Requests of many lengths, so that a step has 8 rows at first and one at last; one forks. dry:
+    strength of an edit that graphs leave to the host."""
     prompts = workload()
     lengths = [20, 3, 11, 16, 5, 8, 14]
-    usual = {"logprobs": logprobs, "xtc_probability": 0.0, "dry_multiplier": 0.0}
+    usual = {"logprobs": logprobs, "xtc_probability": 0.0, "dry_multiplier": dry}
     asked = [replace(params(i, n), **usual) for i, n in enumerate(lengths)]
     asked.append(SamplingParams(n=3, temperature=0.9, seed=4, max_tokens=9, ignore_eos=True))
     return llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
@@ -221,12 +222,12 @@ def test_captured_draws_are_those_of_the_sampler(
     other requests."""
     counted = counted_draws(monkeypatch)
     eager, captured = engines_of_both_kinds(None, SMALL, engines)
-    for logprobs in (2, None, 2, None):
+    for logprobs, dry in ((2, 0.5), (None, 0.0), (2, 0.0), (None, 0.5), (2, 0.0)):
         counted.clear()
-        expected = generate(eager, logprobs)
+        expected = generate(eager, logprobs, dry)
         assert not counted
-        assert_same(generate(captured, logprobs), expected, exact=True)
-        assert bool(counted) == (logprobs is None)
+        assert_same(generate(captured, logprobs, dry), expected, exact=True)
+        assert bool(counted) == (dry == 0.0)
     filtered = [
         SamplingParams(temperature=0.7, top_k=5, seed=1, max_tokens=9, ignore_eos=True),
         SamplingParams(temperature=1.3, top_p=0.8, seed=2, max_tokens=12, ignore_eos=True),
@@ -512,7 +513,7 @@ def test_the_arena_has_room_for_any_shape(
     few = {"max_num_seqs": num_rows, "max_num_batched_tokens": num_tokens}
     for dtype in ("float32", "bfloat16"):
         engines.append(LLM(str(tmp_path), **{**SMALL, **few, "dtype": dtype}))
-        generate(engines[-1])
+        generate(engines[-1], dry=0.5)
         assert captured_forward(engines[-1]).graphs is not None
         assert ("logits", num_rows) in recorded(engines[-1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from quire.protocol.step import (
     TicketFailure,
     TokenCandidates,
     TokenLogprobs,
+    TopTokens,
 )
 from quire.protocol.step_codec import (
     decode_late,
@@ -47,10 +49,15 @@ LOGPROBS = st.builds(
     token_id=SMALL,
     logprob=st.floats(-50, 0),
     rank=SMALL,
-    top_ids=INTS,
-    top_logprobs=st.lists(st.floats(-9, 0, width=32), max_size=3).map(
-        lambda items: np.array(items, np.float32)
+    top=st.none()
+    | st.builds(
+        TopTokens,
+        ids=INTS,
+        logprobs=st.lists(st.floats(-9, 0, width=32), max_size=3).map(
+            lambda items: np.array(items, np.float32)
+        ),
     ),
+    log_mass=st.none() | st.floats(-9, 0),
 )
 ENTER = st.builds(
     EnterRow,
@@ -147,6 +154,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return [plain(getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, msgspec.Struct):
+        return [plain(getattr(value, name)) for name in value.__struct_fields__]
     return value
 
 

@@ -333,6 +333,7 @@ def num_on_disk(disk: Path, table: str = "sessions") -> int:
         database.close()
 
 
+NUM_SEQS = 16
 LONG = "Tell me all about the harbour, its ships and its people, and what the weather is like. "
 
 
@@ -349,10 +350,12 @@ def test_sessions_and_pins_outlive_their_server(
     short_tmp: Path, tmp_path: Path, by: signal.Signals, more: tuple[str, ...]
 ) -> None:
     disk = tmp_path / "kv"
-    flags = ("--api-key", *KEYS, *more)
+    flags = ("--api-key", *KEYS, "--max-num-seqs", str(NUM_SEQS), *more)
+    num_replicas = 2 if "--data-parallel-size" in more else 1
     with serving(short_tmp, disk, *flags) as server, contextlib.ExitStack() as stack:
         url = ready(server)
         one, two = (stack.enter_context(client(url, key)) for key in KEYS)
+        wait_for_replicas(one, num_replicas)
         turn(one, LONG * 3)
         turn(one, "And then?", "deleted")
         turn(two, "Mine alone.")
@@ -371,6 +374,7 @@ def test_sessions_and_pins_outlive_their_server(
     with serving(short_tmp, disk, *flags) as server, contextlib.ExitStack() as stack:
         url = ready(server)
         one, two = (stack.enter_context(client(url, key)) for key in KEYS)
+        wait_for_replicas(one, num_replicas)
         again = cards(one)
         assert list(again) == ["trip"] and list(cards(two)) == ["trip"]
         assert {**again["trip"], "seconds_left": 0} == {**session, "seconds_left": 0}
@@ -391,6 +395,16 @@ def ready(server: Serving) -> str:
     """The address, once all fronts serve."""
     wait_for(lambda: "startup complete" in server.text, "all fronts")
     return server.wait_until_ready()
+
+
+def wait_for_replicas(http: httpx.Client, count: int) -> None:
+    """Wait until all are ready: a pin is of those which are ready when it is asked for."""
+
+    def are_ready() -> bool:
+        capacity = http.get("/admin/status").json()["capacity"]
+        return capacity["max_num_seqs"] == count * NUM_SEQS
+
+    wait_for(are_ready, f"{count} replicas")
 
 
 def wait_until_listed(disk: Path, keys: set[str]) -> None:
