@@ -51,8 +51,9 @@ class DecodeGraph:
 class DecodeSteps:
     """Decode steps that go from the rows' slots to their next tokens without the host in between.
     One graph per number of rows holds a whole step, whichever rows they are. drawing: graphs that
-    include the draw, for rows that ask for nothing else. logits: graphs that end before the draw,
-    for all other rows; None leaves those to a mixed step."""
+    include the draw, for rows that ask for nothing else, or for raw log-probabilities beside it.
+    logits: graphs that end before the draw, for all other rows; None leaves those to a mixed
+    step."""
 
     def __init__(
         self,
