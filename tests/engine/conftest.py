@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.quick_starts import quick_starts
 from tests.small_engines import kernels_by_flags
 from tests.waiting import WAIT_S
 
-__all__ = ["kernels_by_flags", "patient_disk"]
+__all__ = ["kernels_by_flags", "patient_disk", "quick_starts"]
 
 
 @pytest.fixture

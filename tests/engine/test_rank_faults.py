@@ -84,7 +84,11 @@ def children_of(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
             found.update(map(int, (task / "children").read_text().split()))
-    return sorted(found)
+    return sorted(child for child in found if b"rank" in command_line(child))
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def is_gone(pid: int) -> bool:

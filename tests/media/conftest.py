@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.image_writer import MARKS, write_any_checkpoint
+from tests.quick_starts import quick_starts
+
+__all__ = ["kind", "kind_folder", "mark", "quick_starts"]
 
 
 @pytest.fixture(scope="module", params=MARKS)
