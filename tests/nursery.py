@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import inspect
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Nursery"]
+__all__ = ["USUAL", "Nursery"]
 
 MODULES = (
     "quire.engine.build",
@@ -87,6 +88,7 @@ class Nursery:
         """Serve `subprocess.Popen`, and with it asyncio."""
         usual, names = self._usual, self._names
 
+        @functools.wraps(usual)
         def execute(popen: subprocess.Popen[Any], *values: Any) -> None:
             start = dict(zip(names, values, strict=True))
             if not self.serves(start):
@@ -178,7 +180,9 @@ def _adopt_orphans(is_wanted: bool) -> None:
 
 def serve(connection: socket.socket) -> dict[str, Any]:
     """Fork for each message, until the other end is closed. Returns in each fork, with what it
-    shall run."""
+    shall run. A signal to a group of processes ends no nursery."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     while True:
         header, files, _, _ = socket.recv_fds(connection, HEADER, MAX_FILES)
         if not header:
@@ -195,6 +199,8 @@ def serve(connection: socket.socket) -> dict[str, Any]:
                 time.sleep(0.0005)
             connection.close()
             _become(order, files)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             return order
         for file in files:
             os.close(file)
@@ -272,7 +278,6 @@ def run(arguments: list[str]) -> None:
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[0] = str(Path(__file__).parents[1])
     for name in MODULES:
         importlib.import_module(name)
@@ -281,7 +286,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     order = serve(connection)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not STARTERS.isdisjoint(order["command"]):
         inner, nursery = _nested()
         order = inner or order
