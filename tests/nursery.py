@@ -2,8 +2,8 @@
 
 The nursery runs this file with the number of a socket, and a long argument that makes room for the
 command lines of forks. It has one thread. A fork runs its module or script as `__main__` with its
-own files, arguments, environment and directory, and is a child of the process that asked. A
-server has a nursery of its own for its core, and a core has one for its ranks.
+own files, arguments, environment and directory, and is a child of the process that asked. An
+engine core has a nursery of its own, for its ranks. A server starts its core as usual: uvloop does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODULES = (
     "torch",
     "uvicorn",
 )
-STARTERS = frozenset({"core", "quire", "quire.engine.supervision.core_process"})
+STARTERS = frozenset({"core", "quire.engine.supervision.core_process"})
 """Arguments of processes that start others."""
 PR_SET_CHILD_SUBREAPER = 36
 MAX_FILES = 64
@@ -103,6 +103,8 @@ class Nursery:
 
     def __exit__(self, *_: object) -> None:
         subprocess.Popen._execute_child = self._usual  # pyright: ignore[reportAttributeAccessIssue]
+
+    def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:

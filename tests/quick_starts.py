@@ -18,11 +18,18 @@ from tests.profiles import SCALE
 __all__ = ["quick_starts"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_starts() -> Iterator[None]:
-    """Start processes from a nursery, in rooms whose `conftest.py` names this."""
+NURSERY = pytest.StashKey[Nursery]()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start processes of a file from a nursery, in rooms whose `conftest.py` names this."""
     if SCALE > 1 or sys.platform != "linux":
         yield
         return
-    with Nursery():
+    stash = request.config.stash
+    if NURSERY not in stash:
+        stash[NURSERY] = nursery = Nursery()
+        request.config.add_cleanup(nursery.close)
+    with stash[NURSERY]:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def nursery() -> Iterator[None]:
-    with Nursery():
+    with contextlib.closing(Nursery()) as each, each:
         yield
 
 

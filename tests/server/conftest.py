@@ -10,14 +10,11 @@ import pytest
 
 from quire.engine.model_front import ModelFront
 from tests import waiting
-from tests.quick_starts import quick_starts
 from tests.server.running import RunningServer, bundled_front, running_server
 from tests.server.scripted import Script
 
 if TYPE_CHECKING:
     import openai
-
-__all__ = ["client", "front", "http", "quick_starts", "script", "server", "short_tmp"]
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import waiting
+from tests.quick_starts import quick_starts  # noqa: F401  a fixture
 from tests.server.test_run import Serving, children, serving_by_command
 from tests.waiting import wait_for
 
