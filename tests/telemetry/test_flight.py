@@ -322,6 +322,16 @@ def child(directory: Path, name: str, function: str) -> Iterator[subprocess.Pope
             process.kill()
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and wait for that: until then it might still take a later signal."""
+
+    def is_stopped() -> bool:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    process.send_signal(signal.SIGSTOP)
+    wait_for(is_stopped, "stop")
+
+
 def test_stacks_of_a_process_that_holds_its_interpreter(tmp_path: Path) -> None:
     with child(tmp_path, "rank 1", "holds_the_interpreter") as process:
         for _ in range(2):  # asked again, it gives those of the second time alone
@@ -344,7 +354,7 @@ def test_a_crash_leaves_its_stacks(tmp_path: Path) -> None:
 
 def test_a_stopped_process_is_named_without_stacks(tmp_path: Path) -> None:
     with child(tmp_path, "core", "waits") as process:
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         (found,) = gather_stacks([tmp_path], patience_s=0.1)
         assert found == ProcessStacks("core", process.pid, "it wrote none within 0.1 s")
 
@@ -357,8 +367,8 @@ def test_a_process_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None
         (pending,) = re.findall(r"ShdPnd:\s+(\w+)", status)
         return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
 
-    with child(tmp_path, "core", "waits") as process, ThreadPoolExecutor(1) as pool:
-        os.kill(process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool, child(tmp_path, "core", "waits") as process:
+        stop(process)
         gathered = pool.submit(gather_stacks, [tmp_path], 10 * WAIT_S)
         wait_for(is_asked, "signal")
         process.kill()
