@@ -20,7 +20,6 @@ from typing import IO, Any
 import msgspec
 
 from quire.base.errors import ConfigError
-from quire.server.requests.bounded_store import count_rows
 from quire.server.requests.databases import open_database, private
 from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
@@ -242,7 +241,9 @@ class BatchStore:
 
     def _files(self, where: str = "", given: tuple[str, ...] = ()) -> tuple[int, int]:
         """Return number and bytes of the files of all callers, or of some."""
-        return count_rows(self._database, "files", where, given)
+        return self._database.execute(
+            f"SELECT count(*), ifnull(sum(num_bytes), 0) FROM files{where}", given
+        ).fetchone()
 
     # --- files ----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS images (
     body BLOB NOT NULL, PRIMARY KEY (tenant, id)
 );
 """
-_TABLE = BoundedTable("images", _SCHEMA, order="{has_less}, used_s")
+_TABLE = BoundedTable("images", _SCHEMA, order="used_s")
 
 
 class NamedImages(BoundedStore):

@@ -22,11 +22,12 @@ CREATE TABLE IF NOT EXISTS receipts (
     id TEXT NOT NULL, tenant TEXT NOT NULL, request_id TEXT NOT NULL, answer_id TEXT NOT NULL,
     made_s REAL NOT NULL, num_bytes INTEGER NOT NULL, body BLOB NOT NULL
 );
-CREATE INDEX IF NOT EXISTS by_request ON receipts (tenant, request_id);
-CREATE INDEX IF NOT EXISTS by_answer ON receipts (tenant, answer_id);
-CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id);
+CREATE INDEX IF NOT EXISTS receipts_by_request ON receipts (tenant, request_id);
+CREATE INDEX IF NOT EXISTS receipts_by_answer ON receipts (tenant, answer_id);
+CREATE INDEX IF NOT EXISTS receipts_by_id ON receipts (tenant, id);
+CREATE INDEX IF NOT EXISTS receipts_by_age ON receipts (made_s);
 """
-_TABLE = BoundedTable("receipts", _SCHEMA, order="{has_less}, made_s, rowid")
+_TABLE = BoundedTable("receipts", _SCHEMA, order="made_s")
 
 
 class ReceiptStore(BoundedStore):

@@ -26,10 +26,9 @@ CREATE TABLE IF NOT EXISTS responses (
     alive_s REAL NOT NULL, num_bytes INTEGER NOT NULL, num_item_bytes INTEGER NOT NULL,
     status TEXT NOT NULL, body BLOB NOT NULL, input BLOB NOT NULL, token_ids BLOB
 );
-CREATE INDEX IF NOT EXISTS by_use ON responses (used_s, num_bytes);
-CREATE INDEX IF NOT EXISTS by_tenant ON responses (tenant, num_bytes);
+CREATE INDEX IF NOT EXISTS responses_by_age ON responses (used_s);
 """
-_TABLE = BoundedTable("responses", _SCHEMA, f"status IN {_UNFINISHED}, {{has_less}}, used_s, rowid")
+_TABLE = BoundedTable("responses", _SCHEMA, order="used_s", last=f"status IN {_UNFINISHED}")
 _CHAIN = """
 WITH RECURSIVE chain (previous, size) AS (
     SELECT previous, num_item_bytes FROM responses WHERE id = ? AND tenant = ?

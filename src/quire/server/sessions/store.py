@@ -36,7 +36,10 @@ CREATE TABLE IF NOT EXISTS sessions (
 );
 """
 _TABLE = BoundedTable(
-    "sessions", SESSIONS_SCHEMA, "{has_less}, pinned, used_s", evicted="id, tenant, pinned"
+    "sessions",
+    SESSIONS_SCHEMA + "CREATE INDEX IF NOT EXISTS sessions_by_expiry ON sessions (expires_s);",
+    order="pinned, used_s",
+    evicted="id, tenant, pinned",
 )
 
 SESSION_COLUMNS = (
