@@ -37,11 +37,25 @@ def proof_of(gate: Gate, **more: object) -> Proof:
     return replace(proof, **more)  # type: ignore[arg-type]
 
 
+def files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the files of a group once, for tests that change none."""
+    monkeypatch.setattr(gates, "digest_of", digest_once)
+
+
+@cache
+def digest_once(gate: Gate, root: Path | None = None) -> str:
+    return DIGEST_OF(gate, root)
+
+
+DIGEST_OF = gates.digest_of
+
+
 @pytest.fixture(params=GATES, ids=name_of)
 def copied(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gate, Path]:
-    """A group, and a folder with all its files."""
+    """A group, and a folder with the first and the last file of each of its globs."""
     gate: Gate = request.param
-    for path in gates.files_of((*gate.tests, *gate.covers)):
+    files = (gates.files_of([glob]) for glob in (*gate.tests, *gate.covers))
+    for path in {path for found in files for path in (found[0], found[-1])}:
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
@@ -52,7 +66,7 @@ def test_one_byte_makes_a_group_run_and_a_move_does_not(copied: tuple[Gate, Path
     """The byte is in a source, a test or a header. Turns red when a change is left unproven, or
     when moved files cost a proof."""
     gate, root = copied
-    proofs = {gate.name: [proof_of(gate)]}
+    proofs = {gate.name: [proof_of(gate, digest=gates.digest_of(gate, root))]}
     assert isinstance(gates.standing(gate, proofs, root), Proof)
     for glob in (*gate.tests, *gate.covers):
         path = gates.files_of([glob], root)[-1]
@@ -77,6 +91,7 @@ def test_another_version_of_a_tool_makes_a_group_run(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proofs, versions = {gate.name: [proof_of(gate)]}, gates.version_of
+    files_stay(monkeypatch)
     for tool in ("python", *gate.tools):
         assert versions(tool) != "none" or tool in OPTIONAL
         with monkeypatch.context() as other:
@@ -90,6 +105,7 @@ def test_another_version_of_a_tool_makes_a_group_run(
 def test_another_processor_is_not_proven(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when kernels count as proven that the machine of the proof could not run."""
     proofs = {gate.name: [proof_of(gate, vendor="A", sets=("avx512", "avx2"))]}
+    files_stay(monkeypatch)
 
     def is_proven(vendor: str, *sets: str) -> bool:
         monkeypatch.setattr(gates, "this_processor", lambda: ("a machine", vendor, sets))
@@ -125,22 +141,18 @@ def module_file(name: str) -> Path | None:
 @cache
 def imported(path: Path) -> frozenset[Path]:
     """Files that give names to this one. A package between them does not count."""
-    tree, found = ast.parse(path.read_text(encoding="utf-8")), set[Path | None]()
-    types_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in types_only:
-            continue
+    found, to_visit = set[Path | None](), [ast.parse(path.read_text(encoding="utf-8"))]
+    while to_visit:
+        node: ast.AST = to_visit.pop()
         if isinstance(node, ast.Import):
             found |= {module_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inside = module_file(f"{node.module}.{alias.name}")
                 found.add(inside or module_file(node.module))
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case | ast.Module):
+            is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            to_visit += [] if is_for_types else ast.iter_child_nodes(node)
     return frozenset(path for path in found if path is not None)
 
 
@@ -148,10 +160,10 @@ def imported(path: Path) -> frozenset[Path]:
 def test_a_group_covers_all_that_it_imports(gate: Gate) -> None:
     """Turns red when a test, or a module that it imports, comes to depend on a file whose changes
     would not be seen."""
-    covered = gates.files_of((*gate.tests, *gate.covers))
+    covered = frozenset(gates.files_of((*gate.tests, *gate.covers)))
     for path in covered:
         if path.suffix == ".py":
-            missing = imported(path) - set(covered)
+            missing = imported(path) - covered
             assert not missing, f"{path.relative_to(ROOT)} imports {sorted(missing)}"
 
 
@@ -168,7 +180,7 @@ gates.GATES = (
     gates.Gate("idle", ("room/test_idle.py",), ("covered",), ()),
 )
 plugins = ["-p", "xdist.plugin", "-p", "tests.gates", "-p", "no:cacheprovider"]
-options = ["-q", *plugins, "-c", "/dev/null", "--rootdir", sys.argv[1], "-n", "1"]
+options = ["-q", *plugins, "-c", "/dev/null", "--rootdir", sys.argv[1]]
 sys.exit(pytest.main([*options, *sys.argv[2:]]))
 """
 
@@ -190,8 +202,9 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of others, which take time to load
     }
 
-    def run(*options: str) -> str:
+    def run(*options: str, workers: int = 0) -> str:
         words = [sys.executable, "-W", "ignore", "-c", TOY, str(tmp_path), *options]
+        words += ["-n", str(workers)]
         done = subprocess.run(
             words, cwd=tmp_path, env=environment,
             capture_output=True, text=True, check=False,
@@ -199,14 +212,14 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
         assert not done.stderr, done.stderr
         return done.stdout
 
-    assert "toy: to run, since nobody has proven it yet" in (out := run("room"))
+    assert "toy: to run, since nobody has proven it yet" in (out := run("room", workers=1))
     assert "2 passed" in out and not record.exists()
-    out = run("--prove", "toy,idle", "room/test_toy.py", "room/test_idle.py")
+    out = run("--prove", "toy,idle", "room/test_toy.py", "room/test_idle.py", workers=1)
     assert "toy: proven" in out and "idle: no test of room/test_idle.py ran" in out
     [proof] = json.loads(record.read_text())["toy"]
     assert (proof["tests"], proof["sets"], set(proof["versions"])) == (1, [], {"python", "numpy"})
     kept = record.read_bytes()
-    out = run("room")
+    out = run("room", workers=1)
     assert "1 passed" in out and "toy: not run; 1 passed in " in out and "(gates.json)" in out
     assert "1 passed" in run("room/test_toy.py"), "who names a file wants it to run"
     (tmp_path / "covered").write_text("0")
@@ -218,6 +231,7 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
 
 def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when CI compiles what nobody has to prove, or leaves out what has to be."""
+    files_stay(monkeypatch)
     proofs = {gate.name: [proof_of(gate)] for gate in GATES}
     monkeypatch.setattr(gates, "read_proofs", lambda: proofs)
     assert gates.sets_to_compile() == "native"

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,13 @@ def listed(heading: str) -> set[str]:
     return {path for cell in cells for path in re.findall(r"`([^`]+)`", cell)}
 
 
+@cache
+def source_texts() -> Mapping[str, str]:
+    """Return the source by its paths."""
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in SUFFIXES]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
+
+
 def test_every_section_is_checked():
     assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == list(EXAMPLES)
 
@@ -67,11 +76,10 @@ def test_places_exist(heading: str):
 def test_every_place_in_the_source_is_listed(heading: str):
     """Turns red when a new file has to be touched too, or one need not be any more."""
     pattern = re.compile(EXAMPLES[heading])
-    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in SUFFIXES]
     naming = {
         place
-        for place, path in ((str(path.relative_to(ROOT)), path) for path in files)
-        if pattern.search(place) or pattern.search(path.read_text(encoding="utf-8"))
+        for place, text in source_texts().items()
+        if pattern.search(place) or pattern.search(text)
     }
     in_source = {place for place in listed(heading) if place.startswith("src/")}
     assert in_source == naming

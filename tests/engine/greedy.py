@@ -16,7 +16,8 @@ from tests.profiles import SCALE
 from tests.small_engines import Maker, small_engines
 
 LENGTHS = (1, 15, 16, 17, 63, 300)
-NEW_TOKENS = 64
+NEW_TOKENS = 40
+"""More than two blocks."""
 SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 512, "num_kv_blocks": 256}
 
 

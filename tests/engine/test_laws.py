@@ -8,7 +8,6 @@ else; so may kernels and reference.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from quire.ops.native.binding import native_unavailable
 from quire.protocol.request import EngineRequest
 from tests.models.families import CASES, GEMMA4_WHOLE, write_checkpoint
 from tests.pairs import LAWS_BY_PAIRS
-from tests.small_engines import Maker, small_engines
+from tests.small_engines import Maker, collect_and_freeze, small_engines
 
 pytestmark = LAWS_BY_PAIRS
 
@@ -60,7 +59,7 @@ def make(model: str | None) -> Iterator[Maker]:
     """Engines that end with the test."""
     with small_engines(model) as maker:
         yield maker
-    gc.collect()
+    collect_and_freeze()
 
 
 def workload(count: int = 8) -> list[Prompt]:
@@ -234,32 +233,40 @@ def test_streaming_is_not_streaming(make: Maker, depth: int) -> None:
 
 @DEPTHS
 def test_cut_and_resumed_is_uncut(make: Maker, depth: int) -> None:
+    """At every place: one alone, then all in one batch."""
     llm = make(depth=depth)
     prompt = workload(1)[0]
     for index in (0, 1, 3, 6):
         whole = llm.generate({"prompt_token_ids": prompt}, params(index), use_tqdm=False)[0]
         tokens = whole.outputs[0].token_ids
-        for cut in range(len(tokens)):
-            assert resume(llm, prompt, tokens[:cut], params(index), 1000 + cut) == tokens[cut:]
+        cuts = range(len(tokens))
+        for together in ([9], cuts):
+            found = resume(llm, prompt, [tokens[:cut] for cut in together], params(index))
+            assert found == [tokens[cut:] for cut in together]
 
 
 def resume(
-    llm: LLM, prompt: Prompt, output: Sequence[int], sampling: SamplingParams, handle: int
-) -> list[int]:
-    client, tokens = llm.engine.client, []
-    client.add(
-        EngineRequest(
-            request_id=str(handle),
-            first_handle=handle,
-            prompt_token_ids=np.array(prompt, np.int32),
-            params=sampling,
-            seed=sampling.seed or 0,
-            output_token_ids=np.array(output, np.int32),
+    llm: LLM, prompt: Prompt, outputs: Sequence[Sequence[int]], sampling: SamplingParams
+) -> list[list[int]]:
+    """Return the tokens that follow each of these beginnings of an output."""
+    client = llm.engine.client
+    found = {1000 + i: list[int]() for i in range(len(outputs))}
+    for handle, output in zip(found, outputs, strict=True):
+        client.add(
+            EngineRequest(
+                request_id=str(handle),
+                first_handle=handle,
+                prompt_token_ids=np.array(prompt, np.int32),
+                params=sampling,
+                seed=sampling.seed or 0,
+                output_token_ids=np.array(output, np.int32),
+            )
         )
-    )
     while client.has_unfinished:
-        tokens += client.step().token_ids.tolist()
-    return tokens
+        output = client.step()
+        for handle, token in zip(output.handles.tolist(), output.token_ids.tolist(), strict=True):
+            found[handle].append(token)
+    return list(found.values())
 
 
 def test_depths_are_equal(make: Maker) -> None:

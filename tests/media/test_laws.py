@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, streamed, tokens, worker_of
+from tests.image_oracle import GREEDY, SETTINGS, asked, greedy, streamed, tokens, worker_of
 from tests.image_writer import (
     GEMMA_BEGIN,
     GEMMA_SOFT,
@@ -57,8 +57,8 @@ def test_answers_are_those_of_generate(llm: LLM, kind_folder: Path, mark: str) -
     images = [[first], [], [second, first], [grey], [first], [first, second]]
     batch = llm.generate(prompts, GREEDY, use_tqdm=False)
     for prompt, given, output in zip(prompts, images, batch, strict=True):
-        wanted = generated(kind_folder, list(output.prompt_token_ids), given)
-        assert tokens(output) == wanted
+        wanted = tokens(output)
+        assert wanted == greedy(kind_folder, output, given)
         llm.reset_prefix_cache()
         assert tokens(*llm.generate(prompt, GREEDY, use_tqdm=False)) == wanted
         deltas = [list(each.outputs[0].token_ids) for each in llm.stream(prompt, GREEDY)]
@@ -77,7 +77,7 @@ def test_chats_in_all_forms(llm: LLM, kind_folder: Path) -> None:
     ):
         messages = [{"role": "user", "content": [part, question]}]
         (found,) = llm.chat(messages, GREEDY, use_tqdm=False)
-        wanted = wanted or generated(kind_folder, list(found.prompt_token_ids), [image])
+        wanted = wanted or greedy(kind_folder, found, [image])
         assert tokens(found) == wanted
 
 
@@ -106,7 +106,7 @@ def test_whole_is_chunked_at_every_cut(kind: str, kind_folder: Path, mark: str) 
     with LLM(str(kind_folder), **SETTINGS) as whole:
         (output,) = whole.generate(prompt, GREEDY, use_tqdm=False)
     wanted, length = tokens(output), len(output.prompt_token_ids)
-    assert wanted == generated(kind_folder, list(output.prompt_token_ids), images)
+    assert wanted == greedy(kind_folder, output, images)
     sizes = (1, 2, 3, 5, 7, 11, 13)
     if is_whole(kind):
         sizes = (*range(GEMMA_TOKENS, GEMMA_TOKENS + 9), 35, 36, 37, length - 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens, worker_of
+from tests.image_oracle import GREEDY, SETTINGS, asked, greedy, tokens, worker_of
 from tests.image_writer import (
     QWEN_IMAGE,
     picture,
@@ -38,7 +38,7 @@ def test_qwen3_5_with_experts(tmp_path: Path) -> None:
     image = picture(60, 30)
     with LLM(str(folder), **SETTINGS) as llm:
         (output,) = llm.generate(asked(f"Look: {QWEN_IMAGE}?", image), GREEDY, use_tqdm=False)
-    assert tokens(output) == generated(folder, list(output.prompt_token_ids), [image])
+    assert tokens(output) == greedy(folder, output, [image])
 
 
 def test_a_chat_with_an_image_continues_where_it_ended(llm: LLM) -> None:
@@ -73,7 +73,7 @@ def test_equal_pixels_in_another_shape_are_another_image(llm: LLM, folder: Path)
     text = f"{QWEN_IMAGE} colours"
     for image in (wide, high, wide):
         (output,) = llm.generate(asked(text, image), GREEDY, use_tqdm=False)
-        assert tokens(output) == generated(folder, list(output.prompt_token_ids), [image])
+        assert tokens(output) == greedy(folder, output, [image])
 
 
 def test_prompt_embeddings_beside_images(folder: Path, llm: LLM) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.image_oracle import GREEDY, SETTINGS, asked, generated, tokens, worker_of
+from tests.image_oracle import GREEDY, SETTINGS, asked, greedy, tokens, worker_of
 from tests.image_writer import MARKS, QWEN_PATCH, data_url, picture, write_any_checkpoint
 
 from quire import LLM, RequestError
@@ -31,7 +31,7 @@ def test_answers_are_those_of_generate(kind: str, tmp_path: Path) -> None:
         cold, hit = (llm.generate(prompts, GREEDY, use_tqdm=False) for _ in range(2))
         for found in (cold, hit):
             for output, each in zip(found, images, strict=True):
-                assert tokens(output) == generated(folder, list(output.prompt_token_ids), each)
+                assert tokens(output) == greedy(folder, output, each)
         with pytest.raises(RequestError, match="places for images"):
             llm.generate(asked("none", picture(9, 9)), GREEDY, use_tqdm=False)
         llm.sleep(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from quire.plan.scheduler import Scheduler
 from quire.protocol import EngineRequest
 from quire.sampling_params import StructuredOutputsParams
 from tests.engine.test_laws import assert_same
+from tests.small_engines import collect_and_freeze
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
 METHODS: tuple[dict[str, Any], ...] = (
@@ -59,7 +59,7 @@ class Engines:
     def end(self) -> None:
         for engine in self._made:
             engine.shutdown()
-        gc.collect()
+        collect_and_freeze()
 
 
 @pytest.fixture

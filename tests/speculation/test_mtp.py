@@ -23,6 +23,7 @@ from quire.config.speculation.draft_model import find_draft
 from quire.config.speculation.mtp import MTPDraft
 from quire.engine.convert import convert_model
 from quire.lora.request import LoRARequest
+from quire.plan.speculation.policy import DraftPolicy
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
 from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling
@@ -139,8 +140,14 @@ def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> N
     """Turns red when ranks guess different tokens, or one has K/V of the layer that are another's
     heads: then few drafts are right, or the ranks stand still."""
     ranks: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1}
-    expected = run(make(**ranks))
     llm = make(**ranks, speculative_config=MTP)
+    with monkeypatch.context() as without:
+        without.setattr(DraftPolicy, "may_take", lambda *_: False)
+        without.setattr(
+            DraftPolicy, "counts", lambda _, tokens, chances, offered, most: [0] * len(offered)
+        )
+        expected = run(llm)
+    assert totals(llm).accepted == 0
     eager_policy(monkeypatch)
     same(run(llm), expected)
     assert totals(llm).accepted > 30

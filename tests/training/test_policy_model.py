@@ -19,19 +19,20 @@ from quire.training import PolicyModel, sampled_log_probs
 from tests.engine.test_laws import has_kernels
 from tests.image_writer import write_any_checkpoint
 from tests.models.families import CASES, Case, write_checkpoint
-from tests.small_engines import SMALL
+from tests.small_engines import SMALL, collect_and_freeze
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch rounds a product by its rows")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11] * 9]
-OPEN = SamplingParams(n=3, temperature=1.0, max_tokens=12, ignore_eos=True, logprobs=0, seed=1)
+OPEN = SamplingParams(n=2, temperature=1.0, max_tokens=12, ignore_eos=True, logprobs=0, seed=1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("llama")
     write_checkpoint(Case("llama-tied", "llama", {"tie_word_embeddings": True}), found)
+    collect_and_freeze()  # what `transformers` has imported, which each new push would visit
     return found
 
 
@@ -99,7 +100,7 @@ def test_the_loop_is_on_policy_to_the_bit(llm: LLM, grpo: ModuleType) -> None:
     before = {name: each.detach().clone() for name, each in policy.named_parameters()}
     version = llm.engine.client.report.weights_version
     done = grpo.train(
-        llm, policy, PROMPTS, small_tokens, steps=3, group=4, max_tokens=12, learning_rate=1e-2
+        llm, policy, PROMPTS, small_tokens, steps=3, group=2, max_tokens=12, learning_rate=1e-2
     )
     assert [step.ratio_error for step in done] == [0.0] * 3
     assert llm.engine.client.report.weights_version == version + 3
@@ -197,8 +198,8 @@ def test_gradients_are_those_of_float64(llm: LLM) -> None:
 
 def test_a_backward_in_parts_is_the_same(llm: LLM) -> None:
     """Turns red when a part's gradient is lost, or a factor meets another sequence's token."""
-    sequences, gradients = sequences_of(drawn(llm)), list[dict[str, torch.Tensor]]()
-    for limit in (1, 30, 4096):
+    sequences, gradients = sequences_of(drawn(llm))[::2], list[dict[str, torch.Tensor]]()
+    for limit in (1, 35, 4096):  # of 15, 18 and 21 tokens
         policy = PolicyModel(llm, backward_tokens=limit)
         values = policy(sequences)
         factors = torch.randn(sum(map(len, values)), generator=torch.Generator().manual_seed(2))

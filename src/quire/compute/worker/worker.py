@@ -22,6 +22,7 @@ from quire.compute.runner.media import MediaStore
 from quire.compute.runner.pending import PendingStep
 from quire.compute.worker.assemble import Assembly, PoolSize, assemble
 from quire.compute.worker.device_memory import CudaMemory, DeviceMemory
+from quire.compute.worker.dropped import DroppedTensors
 from quire.compute.worker.images import EncodedImage, ImageEncoder
 from quire.compute.worker.largest_steps import LargestSteps
 from quire.compute.worker.load import LoadedModel, load, open_device
@@ -154,6 +155,9 @@ class Worker:
         self._synchronize()
         if self._disk is not None:
             self._disk.cancel_all()  # moves would keep the pool
+        parts = (self._loaded, self._stash, self._images) if level == 2 else ()
+        dropped = DroppedTensors(self._assembly, *parts)
+        del parts
         self._assembly = None
         if level == 2:
             self._loaded = self._stash = self._images = None
@@ -162,7 +166,9 @@ class Worker:
         if self._bank is not None and (self._loaded is None or self._stash is not None):
             self._bank.let_go()
         self._sleep_level = max(self._sleep_level, level)
-        self._give_back()
+        dropped.collect(self)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Take the memory again. Raises ConfigError if another program has taken it; then the
@@ -241,17 +247,6 @@ class Worker:
         if self._sleep_level:
             became = "nor can the old ones again, so the engine sleeps: free memory and wake it up"
         return EngineError(f"the new weights cannot be loaded ({reason}): {became}")
-
-    def _give_back(self) -> None:
-        """Let the system have what nobody refers to. Start-up may have frozen all objects for the
-        collector, and with them what they hold."""
-        was_frozen = gc.get_freeze_count() > 0
-        gc.unfreeze()
-        gc.collect()
-        if was_frozen:
-            gc.freeze()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def measure_memory(self) -> MeasuredMemory | None:
         """Compute the largest steps there may be, over a KV pool of a few blocks, and see what they
