@@ -36,6 +36,16 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     assert one.prompt != "Hello!"
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_misspelt_type_is_refused(llm: LLM, strict: bool) -> None:
+    """Turns red when a schema that says `objekt` lets any value through."""
+    schema = {"type": "array", "items": {"type": ["string", "nul"]}}
+    held = StructuredOutputsParams(json=schema, strict=strict)
+    params = SamplingParams(max_tokens=4, structured_outputs=held)
+    with pytest.raises(RequestError, match=r'\$\.items\.type \(\["string", "nul"\] .* null, array'):
+        llm.generate("Hello!", params)
+
+
 def test_calls_of_a_chat_are_told_apart(llm: LLM) -> None:
     """Catches calls that users of `chat` would have to find in the text, and a stop token or a stop
     string that becomes part of an answer."""

@@ -160,13 +160,21 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("deepseek_v32", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 5000}, r"a\.minLength.*1,500"),
     ("glm45", {"type": "string", "minLength": 3, "maxLength": 2}, r"a\.maxLength.*minLength"),
-    ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength.*whole number"),
+    ("qwen3_coder", {"type": "string", "maxLength": "5"}, r"a\.maxLength"),
     ("qwen3_coder", {"anyOf": BESIDE}, r"a\.anyOf\[1\]\.minLength.*beside.*1,500"),
     ("qwen3_coder", {"type": "string", "pattern": "a{2,1}"}, r"a\.pattern"),
     ("deepseek_v32", {"type": "string", "pattern": "^\\p{Foo}$"}, r"a\.pattern"),
     ("qwen3_coder", {"type": "string", "pattern": "^a)|(b$"}, r"a\.pattern"),
     ("glm45", {"type": "string", "pattern": "^(?x)a # b$"}, r"a\.pattern"),
     ("glm45", {"type": "string", "pattern": "a\\"}, r"a\.pattern"),
+    *(
+        (style, {"type": "strin"}, r"tools\[0\].*\$\.properties\.a\.type")
+        for style in ("hermes", "qwen3_coder", "glm45", "deepseek_v32", "pythonic")
+    ),
+    ("glm45", {"items": {"type": ["int"]}}, r"\$\.properties\.a\.items\.type"),
+    ("pythonic", {"anyOf": [{"type": "int"}]}, r"a\.anyOf\[0\]\.type"),
+    ("qwen3_coder", {"type": "string", "pattern": 5}, r"a\.pattern"),
+    ("pythonic", {"type": "string", "enum": []}, r"a\.enum"),
 ]
 
 

@@ -363,6 +363,7 @@ def test_the_capacity_is_of_all_engines_that_are_ready() -> None:
 
 
 PREFIX = list(range(40, 63))  # five blocks of four and a tail of three
+PROMPT = list(range(100, 170))
 
 
 def pinning(client: Any, prompt: list[int], name: str = "pin") -> EngineRequest:
@@ -409,25 +410,108 @@ def test_a_pin_is_in_all_engines() -> None:
     run(work())
 
 
-def test_a_prefix_that_a_new_engine_lacks_is_not_held() -> None:
-    """It is again when it has been pinned again, and all let it go by the number of any."""
+async def until_pinned(client: ProcessEngineClient) -> PinnedPrefix:
+    while not (pins := await pins_of(client)):
+        await asyncio.sleep(0.01)
+    (pin,) = pins
+    return pin
+
+
+def test_a_new_engine_gets_the_pins_of_the_others() -> None:
+    """Turns red when a pin is in no list after an engine has died, or outlives its time there."""
 
     async def work() -> None:
         async with replicas() as host:
             client: Any = host.client
-            await collect(await client.add(pinning(client, PREFIX)))
+            for prompt, seconds in ((PREFIX, 3000.0), (PROMPT, 0.1)):
+                request = replace(pinning(client, prompt), pin_seconds=seconds)
+                await collect(await client.add(request))
+            while len(await pins_of(client)) > 1:
+                await asyncio.sleep(0.01)
             (first,) = await pins_of(client)
-            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
-            await until_state(clients_of(host)[0], EngineState.RESTARTING)
-            assert len(await pins_of(client)) == 1, "all that are left have it"
-            await until_all_ready(host)
-            assert await pins_of(client) == ()
-            await collect(await client.add(pinning(client, PREFIX)))
+            for lost in (0, 1, 0):
+                os.kill(host.supervisors[lost].pid or 0, signal.SIGKILL)
+                await until_state(clients_of(host)[lost], EngineState.RESTARTING)
+                while clients_of(host)[lost].status.state is not EngineState.READY:
+                    assert [pin.key for pin in await pins_of(client)] == [first.key]
+                    await asyncio.sleep(0.01)
+                assert [pin.key for pin in await pins_of(client)] == [first.key]
+                given = await until_pinned(clients_of(host)[lost])
+                assert (given.key, given.name) == (first.key, first.name)
+                assert 2000 < given.seconds_left < first.seconds_left
+                while (await pins_of(client))[0].num_blocks < 2 * 6:
+                    await asyncio.sleep(0.01)
             (second,) = await pins_of(client)
-            assert second.handle != first.handle
             assert (await client.control(Unpin(second.handle))).was_there
             for each in clients_of(host):
                 assert await pins_of(each) == ()
+
+    run(work())
+
+
+@pytest.mark.parametrize("state", [EngineState.RESTARTING, EngineState.STALLED])
+def test_a_pin_reaches_an_engine_that_is_ready_later(state: EngineState) -> None:
+    """Fault: a pin that was asked for while an engine started was missing there, and then from the
+    list. Also what is let go meanwhile is let go there."""
+
+    async def work() -> None:
+        async with replicas(silence_s=SILENCE_S) as host:
+            client: Any = host.client
+            late = clients_of(host)[1]
+            await collect(await client.add(pinning(client, PROMPT, "old")))
+            (old,) = await pins_of(client)
+            pid = host.supervisors[1].pid or 0
+            os.kill(pid, signal.SIGKILL if state is EngineState.RESTARTING else signal.SIGSTOP)
+            await until_state(late, state)
+            await collect(await client.add(pinning(client, PREFIX, "new")))
+            await client.control(Unpin(old.handle))
+            assert [pin.name for pin in await pins_of(client)] == ["new"]
+            if state is EngineState.STALLED:
+                os.kill(pid, signal.SIGCONT)
+            await until_all_ready(host)
+            while (await pins_of(client))[0].num_blocks < 2 * 6:
+                await asyncio.sleep(0.01)
+            assert [pin.name for pin in await pins_of(late)] == ["new"]
+            assert await num_cached(late, [*PREFIX, 7]) == 23
+
+    run(work())
+
+
+def test_a_pin_is_in_an_engine_that_becomes_ready_while_others_compute_it() -> None:
+    async def work() -> None:
+        async with replicas(3) as host:
+            client: Any = host.client
+            slow, late = clients_of(host)[1:]
+            os.kill(host.supervisors[2].pid or 0, signal.SIGKILL)
+            await until_state(late, EngineState.RESTARTING)
+            os.kill(host.supervisors[1].pid or 0, signal.SIGSTOP)
+            pin = asyncio.ensure_future(client.add(pinning(client, PREFIX)))
+            await until_state(late, EngineState.READY)
+            assert slow.status.state is EngineState.READY and not pin.done()
+            os.kill(host.supervisors[1].pid or 0, signal.SIGCONT)
+            await collect(await pin)
+            for each in clients_of(host):
+                assert len(await pins_of(each)) == 1
+
+    run(work())
+
+
+def test_a_new_engine_gets_no_pin_that_another_has_lost() -> None:
+    """Turns red when a pin that was evicted comes back in one engine, where no list tells of it."""
+
+    async def work() -> None:
+        async with replicas() as host:
+            client: Any = host.client
+            for prompt in PROMPT, PREFIX:
+                await collect(await client.add(pinning(client, prompt)))
+            lost = next(pin for pin in await pins_of(clients_of(host)[1]) if pin.num_tokens != 23)
+            await clients_of(host)[1].control(Unpin(lost.handle))
+            os.kill(host.supervisors[0].pid or 0, signal.SIGKILL)
+            await until_state(clients_of(host)[0], EngineState.RESTARTING)
+            await until_all_ready(host)
+            while (await pins_of(client))[0].num_blocks < 2 * 6:
+                await asyncio.sleep(0.01)
+            assert (await until_pinned(clients_of(host)[0])).num_tokens == 23
 
     run(work())
 

@@ -21,6 +21,8 @@ from quire.protocol.json_schema import (
     subschemas,
     without_unsupported,
 )
+from quire.text.dialect.rules import Rules, json_grammar
+from quire.text.dialect.spec import Markers
 from tests.dialect.models import library, tokenizer
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
@@ -38,9 +40,6 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         ({"properties": {"a": {}}, "minProperties": 0, "required": names}, "$.required")
         for names in ([{}], [[]], [None])
     ),
-    ({"type": "dict"}, "$.type"),
-    ({"type": "object", "properties": {"a": {"type": "float"}}}, "$.properties.a.type"),
-    ({"type": ["string", "any"]}, "$.type"),
     ({"type": "array", "items": {"enum": []}}, "$.items.enum"),
     ({"anyOf": []}, "$.anyOf"),
     ({"type": "array", "minItems": 1.5}, "$.minItems"),
@@ -89,6 +88,41 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"type": "dict"}, "$.type"),
+    ({"type": "String"}, "$.type"),
+    ({"type": ["string", "nul"]}, "$.type"),
+    ({"type": ["string", ["null"]]}, "$.type"),
+    ({"type": []}, "$.type"),
+    ({"type": 5}, "$.type"),
+    ({"type": "object", "properties": {"a": {"type": "int"}}}, "$.properties.a.type"),
+    ({"type": "object", "properties": {"type": {"type": "int"}}}, "$.properties.type.type"),
+    ({"type": "object", "properties": {"enum": {"type": "int"}}}, "$.properties.enum.type"),
+    *(
+        ({keyword: {"n": {"type": "int"}}, "items": {"$ref": f"#/{keyword}/n"}},
+         f"$.{keyword}.n.type")
+        for keyword in ("$defs", "definitions", "patternProperties", "dependentSchemas")
+    ),
+    *(
+        ({keyword: [{"type": "null"}, {"type": "int"}]}, f"$.{keyword}[1].type")
+        for keyword in ("anyOf", "oneOf", "allOf", "items", "prefixItems")
+    ),
+    *(
+        ({keyword: {"items": {"type": "int"}}}, f"$.{keyword}.items.type")
+        for keyword in (
+            "items", "additionalItems", "additionalProperties", "not", "if", "then", "else",
+            "contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+        )
+    ),
+    (
+        {"items": {"$ref": "#/components/a~1b"}, "components": {"a/b": {"not": {"type": "int"}}}},
+        "$.components.a/b.not.type",
+    ),
+    ({"items": {"$ref": "#/default/0"}, "default": [{"type": "int"}]}, "$.default.0.type"),
+]  # fmt: skip
+NAMED_TYPES = "string, number, integer, boolean, null, array, object"
+
+
 def compiles(schema: Any, *, is_strict: bool) -> bool:
     spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict)
     try:
@@ -98,6 +132,16 @@ def compiles(schema: Any, *, is_strict: bool) -> bool:
     return not LLMatcher.validate_grammar(text)
 
 
+def test_a_tool_goes_without_a_type_that_there_is_not() -> None:
+    """Turns red when one odd type of a lenient tool refuses a chat."""
+    schema = {"type": "object", "properties": {"a": {"type": "int"}}}
+    assert [each.split(" (")[0] for each in all_unsupported(schema)] == ["$.properties.a.type"]
+    rules = Rules(Markers())
+    said = rules.grammar("args_0", json_grammar(schema, is_strict=False), "tools[0]")
+    text = grammar_text(rules.spec(said))
+    assert not LLMatcher.validate_grammar(text)
+
+
 @pytest.mark.parametrize(("schema", "path"), DROPPED, ids=lambda value: str(value)[:50])
 def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> None:
     assert {place.split(" (")[0] for place in all_unsupported(schema)} == {path}
@@ -105,6 +149,46 @@ def test_what_cannot_be_held_is_dropped(schema: dict[str, Any], path: str) -> No
     without_unsupported(held)
     assert all_unsupported(held) == []
     assert compiles(schema, is_strict=False)
+
+
+@pytest.mark.parametrize("is_strict", [True, False], ids=["strict", "lenient"])
+@pytest.mark.parametrize(("schema", "path"), TYPES, ids=lambda value: str(value)[:50])
+def test_a_type_that_there_is_not_is_refused(
+    schema: dict[str, Any], path: str, is_strict: bool
+) -> None:
+    """Turns red when a misspelt type allows any value, in a lenient schema too."""
+    spec = GrammarSpec(GrammarKind.JSON, json.dumps(schema), is_strict)
+    tag = {"structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
+    tagged = GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps(tag), is_strict)
+    for each in (spec, tagged):
+        with pytest.raises(RequestError) as refusal:
+            grammar_text(each)
+        assert f"the JSON Schema has {path} (" in str(refusal.value)
+        assert NAMED_TYPES in str(refusal.value)
+        assert "strict" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("is_strict", [True, False], ids=["strict", "lenient"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]},
+        {"type": "object", "properties": {"properties": {"properties": {"type": {}}}}},
+        {"enum": [{"type": "int"}]},
+        {"const": {"type": ["int"]}},
+        {"default": {"type": "int"}, "examples": [{"type": "int"}], "x-note": {"type": "int"}},
+        {"type": ["string", "number", "integer", "boolean", "null", "array", "object"]},
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "items": {"$ref": "#/definitions/n", "type": "int"},
+            "definitions": {"n": {"type": "integer"}},
+        },
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_no_type_may_have_any_text(schema: dict[str, Any], is_strict: bool) -> None:
+    """Turns red when values, names of properties or notes are taken for types."""
+    assert compiles(schema, is_strict=is_strict)
 
 
 @pytest.mark.parametrize(("schema", "path"), MALFORMED, ids=lambda value: str(value)[:50])

@@ -130,7 +130,7 @@ def test_a_refusal_is_a_status_and_costs_no_other_request(
     base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": ["hi", "you"]}
     for schema, words in (
         ({"type": "integer", "multipleOf": 999983}, "to compile"),
-        ({"type": "strin"}, '$.type ("strin" is no value'),
+        ({"type": "strin"}, '$.type ("strin" is no type'),
         ({"properties": {"a": {"not": {}}}}, "$.properties.a.not"),
     ):
         reply = http.post(path, json={**base, "guided_json": schema, "stream": stream})
@@ -155,6 +155,8 @@ BAD: dict[str, Any] = {"type": "strin"}
                 "json_schema": {"schema": BAD, "strict": True},
             }
         },
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": BAD}}},
+        {"structured_outputs": {"json": BAD, "strict": False}},
         {"structured_outputs": {"json": BAD}},
         {"structured_outputs": {"regex": "("}},
         {"guided_regex": "("},
@@ -170,6 +172,38 @@ def test_a_refusal_of_the_compiler_names_the_field(
     reply = http.post(path, json={**base, **asked, "stream": stream})
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == next(iter(asked))
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+@pytest.mark.parametrize("is_strict", [False, True], ids=["lenient", "strict"])
+def test_an_odd_type_of_a_tool_is_refused_only_where_it_is_strict(
+    http: httpx.Client, choice: str, is_strict: bool
+) -> None:
+    """Turns red when a tool that nothing is made of refuses a chat, or a strict one is not held."""
+    function = {"name": "f", "parameters": {"properties": {"a": BAD}}, "strict": is_strict}
+    body = {"messages": MESSAGES, "max_tokens": 2, "tool_choice": choice}
+    reply = http.post(CHAT, json={**body, "tools": [{"type": "function", "function": function}]})
+    if is_strict and choice != "none":
+        assert reply.status_code == 400
+        message = reply.json()["error"]["message"]
+        assert 'tools[0].function.parameters has $.properties.a.type ("strin" is' in message
+    else:
+        assert reply.status_code == 200, reply.text
+
+
+def test_a_format_beside_a_lenient_tool_has_no_odd_type(http: httpx.Client) -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": BAD}}}
+    tool = {"type": "function", "function": function}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD}}
+    body = {"messages": MESSAGES, "max_tokens": 2, "tools": [tool]}
+    assert http.post(CHAT, json=body).status_code == 200
+    reply = http.post(CHAT, json={**body, "response_format": form})
+    assert reply.status_code == 400
+    assert '$.type ("strin" is no type: use one of string' in reply.text.replace("\\", "")
+    form = {"format": {"type": "json_schema", "name": "a", "schema": BAD}}
+    reply = http.post("/v1/responses", json={"input": "hi", "text": form})
+    assert reply.status_code == 400
+    assert "$.type" in reply.text
 
 
 def test_a_fault_that_is_not_of_the_grammar_is_not_told_as_one(http: httpx.Client) -> None:

@@ -3,9 +3,11 @@ transfer (0.33) and of TRL's client (1.16)."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM
 from quire.bundled import bundled_model_path
 from quire.engine.model_front import ModelFront
+from quire.protocol.control import AdminOp, LoadWeights, Report
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.server.in_memory import RealClient
@@ -132,20 +135,35 @@ def weights_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("weights")
 
 
+class Gated(RealClient):
+    """An engine that loads weights while its gate is open. is_asked: it waits for that."""
+
+    is_open = True
+    is_asked = False
+
+    async def control(self, op: AdminOp) -> Report:
+        while isinstance(op, LoadWeights) and not op.is_trial and not self.is_open:
+            self.is_asked = True
+            await asyncio.sleep(0.01)
+        return await super().control(op)
+
+
 @pytest.fixture(scope="module")
-def updated(
-    front: ModelFront, weights_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
+    with LLM(**SETTINGS) as llm:
+        yield Gated(llm, 256, tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def updated(front: ModelFront, weights_folder: Path, gated: Gated) -> Iterator[RunningServer]:
     settings = ServerSettings(
         enable_engine_control=True,
         api_key=(KEY,),
         disable_access_log=True,
         weights_folder=str(weights_folder),
     )
-    with LLM(**SETTINGS) as llm:
-        client = RealClient(llm, 256, tmp_path_factory.mktemp("engine"))
-        with running_server(front, settings, client) as server:
-            yield server
+    with running_server(front, settings, gated) as server:
+        yield server
 
 
 @pytest.fixture
@@ -353,10 +371,17 @@ def test_the_server_that_trl_had_up_to_1_12(http: httpx.Client) -> None:
         assert talked["prompt_ids"][i] == wanted["prompt_token_ids"]
         assert talked["completion_ids"][i] == wanted["choices"][0]["token_ids"]
     assert trainer.post("/close_communicator/")["message"]
+    many = {**body, "prompts": PROMPTS[:1] * 129}
+    chats = {**chat, **fixed, "messages": [hi] * 129}
     for path, wrong, word in (
         ("/generate/", {**body, "images": [["AAAA"], None]}, "images"),
         ("/generate/", {**body, "generation_kwargs": {"colour": 1}}, "generation_kwargs"),
         ("/chat/", {**chat, **fixed, "messages": []}, "messages"),
+        *(
+            (path, {**body, "generation_kwargs": {"n": n}}, word)
+            for path, body in (("/generate/", many), ("/chat/", chats))
+            for n, word in ((17, "max_n"), (2, "max_sequences"))
+        ),
     ):
         reply = http.post(path, json=wrong)
         assert reply.status_code == 400 and word in reply.text, reply.text
@@ -371,6 +396,59 @@ def test_a_sleeping_engine_takes_no_weights(http: httpx.Client) -> None:
     trainer.post("/wake_up")
     assert asleep.status_code == 400 and "sleeps" in asleep.text
     assert trainer.generate(PROMPTS) == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_update_outlives_a_sleep(http: httpx.Client, level: int) -> None:
+    """Fault: a finish that a sleeping engine refused dropped all that had been sent."""
+    trainer = Trainer(http)
+    trainer.update(trained(14))
+    wanted = trainer.generate(PROMPTS)
+    version = trainer.update(trained(15))
+    trainer.post("/start_weight_update", {})
+    assert trainer.send(trained(14)).status_code == 200
+    trainer.post(f"/sleep?level={level}")
+    for _ in range(2):
+        asleep = http.post("/finish_weight_update", json={})
+        assert asleep.status_code == 503, asleep.text
+        assert "/wake_up, then /finish_weight_update again" in asleep.text
+        assert http.get("/weight_info").json() == {"weight_version": version}
+    trainer.post("/wake_up")
+    trainer.post("/finish_weight_update", {})
+    assert trainer.generate(PROMPTS) == wanted
+
+
+def test_one_of_two_trainers_wins(http: httpx.Client, gated: Gated) -> None:
+    """Turns red when calls at the same moment mix two updates, or remove files that are read."""
+    trainer = Trainer(http)
+    trainer.update(trained(16))
+    wanted = trainer.generate(PROMPTS)
+    trainer.update(trained(17))
+    trainer.post("/start_weight_update", {})
+    assert trainer.send(trained(16)).status_code == 200
+    gated.is_open = False
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            first = thread.submit(http.post, "/finish_weight_update", json={})
+            waiting.wait_for(lambda: gated.is_asked or first.done(), "the first finish")
+            info = {"update_info": as_info(trained(17))}
+            for path, body in (
+                ("/finish_weight_update", {}),
+                ("/start_weight_update", {}),
+                ("/update_weights", info),
+                ("/shutdown_weight_transfer_engine", {}),
+            ):
+                reply = http.post(path, json=body)
+                assert reply.status_code == 409, (path, reply.text)
+                assert "then POST /start_weight_update" in reply.text
+        finally:
+            gated.is_open = True
+        assert first.result().status_code == 200, first.result().text
+    assert trainer.generate(PROMPTS) == wanted
+    late = http.post("/finish_weight_update", json={})
+    assert late.status_code == 400 and "/start_weight_update first" in late.text
+    trainer.update(trained(17))
+    assert trainer.generate(PROMPTS) != wanted
 
 
 def versions_of(reply: Any) -> list[str]:

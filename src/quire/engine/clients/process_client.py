@@ -259,6 +259,16 @@ class ProcessEngineClient:
         return len(self._open)
 
     @property
+    def instance(self) -> int | None:
+        """Return the number of the core that is connected, None without one."""
+        return self._watch.instance
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the core has carried out what was asked of it before it came."""
+        return self._watch.instance is not None and not (self._owed or self._must_replay)
+
+    @property
     def tokens_in_flight(self) -> int:
         """See `OpenRequests.tokens_in_flight`."""
         return self._open.tokens_in_flight

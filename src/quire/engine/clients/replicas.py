@@ -16,6 +16,7 @@ from quire.base.errors import EngineUnavailableError
 from quire.base.telemetry import EngineStats
 from quire.engine.clients.prefix_index import PrefixIndex, prefixes_of
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.replica_pins import ReplicaPins
 from quire.engine.clients.replica_weights import load_everywhere
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import (
@@ -30,8 +31,7 @@ from quire.protocol.control import (
     Wake,
 )
 from quire.protocol.media import ImageData, MediaInfo
-from quire.protocol.pins import PinnedPrefix
-from quire.protocol.request import EngineRequest, FinishReason
+from quire.protocol.request import EngineRequest
 from quire.protocol.status import EngineCapacity, EngineState, EngineStatus, merge_views
 from quire.protocol.step import IntArray
 
@@ -64,9 +64,12 @@ class ReplicatedClient:
         self._has_cache = has_cache
         self._prefixes = {each: PrefixIndex() for each in self._replicas}
         self._turn = 0
+        self._pins = ReplicaPins(
+            self._replicas, lambda each, request: self._note(each, prefixes_of(request))
+        )
         for each in self._replicas:
             each.on_core_lost = partial(self._move, each)
-            each.on_beat = self._relieve
+            each.on_beat = self._look
 
     def reserve_handles(self, count: int) -> int:
         return self._replicas[0].reserve_handles(count)
@@ -76,27 +79,7 @@ class ReplicatedClient:
         this returns when it has ended there."""
         if request.pin_seconds is None or not self._in_state(EngineState.READY):
             return await self._choose(request).add(request)
-        return await self._pin(request)
-
-    async def _pin(self, request: EngineRequest) -> RequestStream:
-        """Return the stream of the first replica, or one that failed: then none keeps what has been
-        pinned for this request."""
-        pinned: list[tuple[ProcessEngineClient, RequestStream]] = []
-        try:
-            for each in self._in_state(EngineState.READY):
-                handle = self.reserve_handles(request.params.n) if pinned else request.first_handle
-                stream = await each.add(replace(request, first_handle=handle))
-                pinned.append((each, stream))
-                self._note(each, prefixes_of(request))
-            for _, stream in pinned:
-                await _end_of(stream)
-        except BaseException:  # whoever waited may be gone
-            await _take_back(pinned)
-            raise
-        failed = [stream for _, stream in pinned if not _is_whole(stream)]
-        if failed:
-            await _take_back(pinned)
-        return failed[0] if failed else pinned[0][1]
+        return await self._pins.pin(request)
 
     def _choose(self, request: EngineRequest) -> ProcessEngineClient:
         """The ready replica with the fewest tokens to compute, less for one that has computed what
@@ -130,6 +113,10 @@ class ReplicatedClient:
             return
         for stream in lost.let_go():
             self._choose(stream.request).take_over(stream)
+
+    def _look(self) -> None:
+        self._relieve()
+        self._pins.look()
 
     def _relieve(self) -> None:
         """Have others serve what has not begun in a replica that is stuck, which may go on or be
@@ -199,20 +186,19 @@ class ReplicatedClient:
 
     async def control(self, op: AdminOp) -> Report:
         """On all replicas that can; their answers in one. A pause or sleep, or its end, is carried
-        out by the others when they can; paused or asleep is what all are. Pins are those that all
-        which are ready hold; the blocks, hits and facts of all are theirs. Lost ones are those that
-        any has lost. Maps of blocks follow one another. Weights: see `load_everywhere`."""
+        out by the others when they can; paused or asleep is what all are. The blocks and facts of
+        all are theirs. Maps of blocks follow one another. Pins: see `ReplicaPins`. Weights: see
+        `load_everywhere`."""
         if isinstance(op, LoadWeights):
-            return await load_everywhere(self._replicas, op)
+            return await self._load(op)
         if isinstance(op, ListPins):
-            reports = await self._list_pins()
-            held = _held_by_all([report.pins for _, report in reports])
-            lost = tuple({key: None for _, report in reports for key in report.lost_pins})
-            return replace(reports[0][1], pins=held, lost_pins=lost)
+            return await self._pins.list()
         if isinstance(op, Unpin):
-            return await self._unpin(op.handle)
+            return await self._pins.unpin(op.handle)
         usable = self._in_state(EngineState.READY, EngineState.SLEEPING)
         reports = await asyncio.gather(*(each.control(op) for each in usable or self._replicas[:1]))
+        if isinstance(op, Sleep):
+            self._pins.forget()
         if isinstance(op, Pause | Resume | Sleep | Wake):
             for each in self._replicas:
                 if each not in usable:
@@ -231,21 +217,12 @@ class ReplicatedClient:
             sleep_level=min(report.sleep_level for report in reports),
         )
 
-    async def _list_pins(self) -> list[tuple[ProcessEngineClient, Report]]:
-        asked = self._in_state(EngineState.READY) or self._in_state(EngineState.SLEEPING)
-        asked = asked or [self._replicas[0]]
-        reports = await asyncio.gather(*(each.control(ListPins()) for each in asked))
-        return list(zip(asked, reports, strict=True))
-
-    async def _unpin(self, handle: int) -> Report:
-        """Let the prefix go, wherever there is one, that some replica has by this handle."""
-        reports = await self._list_pins()
-        held = [(each, pin) for each, report in reports for pin in report.pins]
-        keys = {pin.key for _, pin in held if pin.handle == handle}
-        ops = [each.control(Unpin(pin.handle)) for each, pin in held if pin.key in keys]
-        answers = await asyncio.gather(*ops)
-        was_there = any(answer.was_there for answer in answers)
-        return replace(reports[0][1], was_there=was_there, pins=())
+    async def _load(self, op: LoadWeights) -> Report:
+        try:
+            return await load_everywhere(self._replicas, op)
+        finally:
+            if not op.is_trial:
+                self._pins.forget()
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -297,57 +274,13 @@ class ReplicatedClient:
     async def close(self) -> None:
         for each in self._replicas:
             each.on_core_lost = each.on_beat = None
+        await self._pins.close()
         await asyncio.gather(*(each.close() for each in self._replicas))
 
     def engine_died(self, message: str) -> None:
         """No core will come any more, for any replica."""
         for each in self._replicas:
             each.engine_died(message)
-
-
-async def _end_of(stream: RequestStream) -> None:
-    """Wait until a stream has ended, and take nothing from it."""
-    came = asyncio.Event()
-    stream.listen(came.set)
-    try:
-        while not stream.is_finished:
-            await came.wait()
-            came.clear()
-    finally:
-        stream.listen(None)
-
-
-def _is_whole(stream: RequestStream) -> bool:
-    """Return whether the request was computed to its end."""
-    finishes = [sample.finish for sample in stream.samples]
-    ends = (FinishReason.STOP, FinishReason.LENGTH)
-    return all(finish is not None and finish.reason in ends for finish in finishes)
-
-
-async def _take_back(pinned: Sequence[tuple[ProcessEngineClient, RequestStream]]) -> None:
-    """End requests that pin, and let go what they have pinned; not what others had before. An
-    engine that cannot do so now, such as one that is stalled, does it when it can."""
-    for _, stream in pinned:
-        stream.abort()
-    ops = [Unpin(stream.request.first_handle) for _, stream in pinned]
-    answers = (each.control(op) for (each, _), op in zip(pinned, ops, strict=True))
-    ends = await asyncio.gather(*answers, return_exceptions=True)
-    for (each, _), op, end in zip(pinned, ops, ends, strict=True):
-        if isinstance(end, EngineUnavailableError):
-            each.control_later(op)
-
-
-def _held_by_all(pins: Sequence[Sequence[PinnedPrefix]]) -> tuple[PinnedPrefix, ...]:
-    """Return the pins that are in each list, with the numbers of all of them together."""
-    by_key = [{pin.key: pin for pin in each} for each in pins]
-    found: list[PinnedPrefix] = []
-    for pin in pins[0]:
-        if all(pin.key in each for each in by_key):
-            same = [each[pin.key] for each in by_key]
-            num_blocks, hits = sum(each.num_blocks for each in same), sum(p.hits for p in same)
-            seconds_left = min(each.seconds_left for each in same)
-            found.append(replace(pin, num_blocks=num_blocks, hits=hits, seconds_left=seconds_left))
-    return tuple(found)
 
 
 def _worth(replica: ProcessEngineClient) -> int:

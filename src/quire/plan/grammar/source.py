@@ -20,6 +20,7 @@ from quire.protocol.grammar import GrammarKind, GrammarSpec
 from quire.protocol.json_schema import (
     allow_others,
     find_malformed,
+    find_unknown_type,
     find_unsupported,
     modernize,
     subschemas,
@@ -47,19 +48,22 @@ _LARK = re.compile(r"^\s*(?:%llguidance\b|start\b[^:]*:)", re.MULTILINE)
 _REFUSED_IN_LARK = re.compile(r"\[[^\]\"/]*\b(stop|temperature)\s*=")
 
 
-def _check(spec: GrammarSpec) -> None:
+def _check(spec: GrammarSpec, *, drops_types: bool) -> None:
     """RequestError for what can be told without compiling."""
     refuse_null(spec)
     if spec.kind is GrammarKind.JSON:
-        _checked_schema(spec.source, "json", is_strict=spec.is_strict)
+        _checked_schema(spec.source, "json", is_strict=spec.is_strict, drops_types=drops_types)
     elif spec.kind is GrammarKind.STRUCTURAL_TAG:
         _tags(spec)
 
 
-def grammar_text(spec: GrammarSpec, *, drops_refused: bool = False) -> str:
+def grammar_text(
+    spec: GrammarSpec, *, drops_refused: bool = False, drops_types: bool = False
+) -> str:
     """Return the text for the library. RequestError if the source is plainly no grammar.
-    drops_refused: leave out what `without_refused` does, which takes time."""
-    _check(spec)
+    drops_refused: leave out what `without_refused` does, which takes time. drops_types: leave out
+    types that JSON has not, if the schema is not strict."""
+    _check(spec, drops_types=drops_types)
     if spec.kind is GrammarKind.JSON_OBJECT:
         return _of_schema('{"type": "object"}', spec)
     if spec.kind is GrammarKind.JSON:
@@ -209,7 +213,7 @@ def refuse_null(spec: GrammarSpec) -> None:
         )
 
 
-def _checked_schema(source: str, where: str, *, is_strict: bool) -> None:
+def _checked_schema(source: str, where: str, *, is_strict: bool, drops_types: bool = False) -> None:
     """RequestError if a text states no schema that can be held to."""
     try:
         schema = json.loads(source)
@@ -232,6 +236,8 @@ def _checked_schema(source: str, where: str, *, is_strict: bool) -> None:
         )
     endless = find_endless(cast("object", schema))
     modernize(cast("object", schema))
+    if not drops_types and (place := find_unknown_type(cast("object", schema))) is not None:
+        raise RequestError(f"the JSON Schema has {place}. Correct it.")
     if is_strict and (place := find_malformed(cast("object", schema))) is not None:
         raise RequestError(
             f"the JSON Schema has {place}. Correct it, or set strict to false: then it is left out."
@@ -360,8 +366,9 @@ def _of_answer(spec: GrammarSpec, *, drops_refused: bool) -> str:
     for name, part in source["grammars"].items():
         kind = GrammarKind(part["kind"])
         inner = GrammarSpec(kind, part["source"], part["is_strict"], part["whitespace"])
+        is_lenient_tool = bool(part["where"]) and not inner.is_strict
         try:
-            text = grammar_text(inner, drops_refused=drops_refused)
+            text = grammar_text(inner, drops_refused=drops_refused, drops_types=is_lenient_tool)
         except RequestError as error:
             where = f"{part['where']}: " if part["where"] else ""
             raise RequestError(f"{where}{error}") from error

@@ -17,6 +17,7 @@ __all__ = [
     "modernize",
     "resolved",
     "subschemas",
+    "with_targets",
 ]
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -44,6 +45,28 @@ def subschemas(path: str, schema: object) -> Iterator[Node]:
             node = cast("dict[str, Any]", schema)
             yield path, node
             waiting += reversed(inner_schemas(path, node))
+
+
+def with_targets(schema: object) -> Iterator[Node]:
+    """Yield every subschema once, and those that references lead to beside them, as to
+    `#/components/…`."""
+    root = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    waiting: list[tuple[str, object]] = [("$", root)]
+    seen: set[int] = set()
+    while waiting:
+        found = [each for each in subschemas(*waiting.pop()) if id(each[1]) not in seen]
+        seen.update(id(node) for _, node in found)
+        yield from found
+        for reference in dict.fromkeys(node["$ref"] for _, node in found if _is_pointer(node)):
+            target = resolved(reference, root)
+            if isinstance(target, dict) and id(cast("object", target)) not in seen:
+                path = unquote(reference).removeprefix("#").replace("/", ".").replace("~1", "/")
+                waiting.append((f"${path.replace('~0', '~')}", cast("object", target)))
+
+
+def _is_pointer(node: Mapping[str, Any]) -> bool:
+    reference = node.get("$ref")
+    return isinstance(reference, str) and reference.startswith("#/")
 
 
 def inner_schemas(path: str, node: dict[str, Any]) -> list[tuple[str, object]]:

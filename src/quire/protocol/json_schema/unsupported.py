@@ -29,6 +29,7 @@ from quire.protocol.json_schema.tree import (
     modernize,
     resolved,
     subschemas,
+    with_targets,
 )
 from quire.protocol.json_schema.types import Comparison, types_of
 
@@ -37,6 +38,7 @@ __all__ = [
     "allow_others",
     "as_any_of",
     "find_malformed",
+    "find_unknown_type",
     "find_unsupported",
     "num_chars_to_read",
     "without_unsupported",
@@ -51,6 +53,7 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_NO_TYPE = f"is no type: use one of {', '.join(_TYPES)}, or a list of them"
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor"), str),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), dict),
@@ -90,6 +93,15 @@ def find_malformed(schema: object) -> str | None:
     None if there is none. schema: result of `modernize`."""
     own = copy.deepcopy(schema)
     return next(iter(_without_malformed(own, _placed(own))), None)
+
+
+def find_unknown_type(schema: object) -> str | None:
+    """Return the path of a type that JSON has not, with what there is; None if all are known.
+    schema: result of `modernize`."""
+    for path, node in with_targets(schema):
+        if "type" in node and not _is_well_formed("type", node["type"]):
+            return f"{path}.type ({_shown(node['type'])} {_NO_TYPE})"
+    return None
 
 
 def find_unsupported(schema: object) -> str | None:
@@ -156,7 +168,7 @@ def _without_malformed(schema: object, placed: list[_Placed]) -> list[str]:
             if isinstance(held, dict):
                 malformed += _open_malformed(f"{path}.{keyword}", cast("Any", held))
         wrong = [key for key, value in node.items() if not _is_well_formed(key, value)]
-        malformed += [f"{path}.{key} ({_shown(node.pop(key))} is no value for it)" for key in wrong]
+        malformed += [f"{path}.{key} ({_shown(node.pop(key))} {_fault(key)})" for key in wrong]
         reference = str(node.get("$ref"))
         pointer = f"#{reference.partition('#')[2]}"
         whole = wholes.get(_joined(bases.get(id(node), _BASE), reference))
@@ -180,6 +192,10 @@ def _open_malformed(path: str, schemas: dict[str, Any]) -> list[str]:
     found = [f"{path}.{name} ({_shown(schemas[name])} is no schema)" for name in wrong]
     schemas.update((name, {}) for name in wrong)
     return found
+
+
+def _fault(keyword: str) -> str:
+    return _NO_TYPE if keyword == "type" else "is no value for it"
 
 
 def _shown(value: object) -> str:

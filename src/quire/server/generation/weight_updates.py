@@ -4,10 +4,13 @@ all replicas and ranks carry out, or none."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import math
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +41,7 @@ _DTYPES = {"float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2),
 _CHECKED = ".safetensors"
 _OPEN = "open"
 _COUNT = "count"
+_LOCK = "lock"
 
 
 class WeightUpdates:
@@ -54,19 +58,43 @@ class WeightUpdates:
         self._client = client
         self._root = directories[0] / "weights"
 
+    @contextlib.contextmanager
+    def _locked(self, *, is_shared: bool = False) -> Generator[None]:
+        """Keep other calls off the update, those of other fronts too. RefusedError 409 while one is
+        under way. is_shared: keep off all but those that add tensors too."""
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
+        except BlockingIOError as error:
+            os.close(file)
+            raise RefusedError(
+                "Another request starts, fills or finishes an update of weights. Wait for its "
+                "answer, then POST /start_weight_update and send all tensors.",
+                status=409,
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(file)
+
     async def start(self) -> None:
-        """Open an update. One that was open is dropped."""
-        await self.drop()
-        await asyncio.to_thread(self._start)
+        """Open an update. One that was open is dropped. RefusedError 409 as in `finish`."""
+        with self._locked():
+            await self._drop()
+            await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
-        self._root.mkdir(mode=0o700, exist_ok=True)
         name = f"{time.time_ns():020d}"
         (self._root / name).mkdir(mode=0o700)
         self._note(_OPEN, name)
 
     async def drop(self) -> None:
-        """Forget the update that is open, if there is one."""
+        """Forget the update that is open, if there is one. RefusedError 409 as in `finish`."""
+        with self._locked():
+            await self._drop()
+
+    async def _drop(self) -> None:
         report = await self._client.control(Inspect())
         await asyncio.to_thread(self._close, report.loaded.files)
 
@@ -81,8 +109,8 @@ class WeightUpdates:
 
     async def add(self, info: WeightUpdateInfo, weights_folder: str | None) -> None:
         """Add tensors to the update that is open. Raises RefusedError or RequestError, naming the
-        tensor, and adds none of them, if one is not of the model. weights_folder: folder of the
-        files that may be named; None if none may."""
+        tensor, and adds none of them, if one is not of the model; RefusedError 409 as in `finish`.
+        weights_folder: folder of the files that may be named; None if none may."""
         is_of_gpus = info.packed is not None or info.ipc_handles_pickled is not None
         if is_of_gpus or (info.path is None and info.tensors is None):
             raise RefusedError(
@@ -95,6 +123,10 @@ class WeightUpdates:
             raise RefusedError(
                 "update_info has tensors and a path. Send one of them.", param="update_info"
             )
+        with self._locked(is_shared=True):
+            await self._add(info, weights_folder)
+
+    async def _add(self, info: WeightUpdateInfo, weights_folder: str | None) -> None:
         files: list[Path] = []
         try:
             await asyncio.to_thread(self._stage, info, weights_folder, files)
@@ -122,9 +154,14 @@ class WeightUpdates:
         """Have the engine compute with the tensors of the update; others stay. Return its version.
 
         RefusedError or RequestError if it is refused, and EngineError if the weights cannot be
-        loaded: then the engine has its old weights and the update is dropped. It stays open after
-        EngineUnavailableError, for another try.
+        loaded: then the engine has its old weights and the update is dropped. It stays open for
+        another try after EngineUnavailableError, which a sleeping engine raises too. RefusedError
+        409 while another call starts, fills or finishes an update.
         """
+        with self._locked():
+            return await self._finish(version)
+
+    async def _finish(self, version: str | None) -> str:
         new = await asyncio.to_thread(lambda: sorted(self._folder().glob(f"*{_CHECKED}")))
         if not new:
             raise RefusedError(f"The update has no tensors. POST /update_weights first. {HOW}")
@@ -137,8 +174,14 @@ class WeightUpdates:
             await self._load(op)
         except EngineUnavailableError:
             raise
-        except BaseException:
-            await self.drop()
+        except BaseException as error:
+            is_refused = isinstance(error, RequestError | EngineError)
+            if is_refused and (await self._client.control(Inspect())).sleep_level:
+                raise EngineUnavailableError(
+                    "the engine sleeps and takes no weights: POST /wake_up, then "
+                    "/finish_weight_update again, since the update stays open"
+                ) from error
+            await self._drop()
             raise
         await asyncio.to_thread(self._finished, number, needed)
         return op.version

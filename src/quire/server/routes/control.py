@@ -358,7 +358,7 @@ def _weights_route(
     *query: Query,
     **more: Any,
 ) -> Route[Any, Any]:
-    return _route(method, path, handler, answer, *query, refuses=(400, 501, 503), **more)
+    return _route(method, path, handler, answer, *query, refuses=(400, 409, 501, 503), **more)
 
 
 ROUTES: tuple[Route[Any, Any], ...] = (

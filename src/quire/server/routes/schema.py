@@ -33,6 +33,7 @@ _MEANINGS = {
     403: "Not for this caller, or a Host that is not this machine's.",
     404: "No such model, or no such thing.",
     408: "The body did not arrive in time.",
+    409: "Another request is under way that this one contradicts.",
     413: "The body is too large.",
     415: "Another media type than the route takes.",
     429: "Too many requests at once; Retry-After says when to come again.",

@@ -110,8 +110,13 @@ async def trl_generate(call: Call[TrlGenerateRequest]) -> TrlAnswer:
 async def trl_chat(call: Call[TrlChatRequest]) -> TrlAnswer:
     """Answer conversations, as TRL's own server did up to TRL 1.12."""
     ready, bodies = call.ready, call.body.chats()
-    most = call.limits.max_sequences
-    n = call.body.n or 1
+    defaults = ready.model.front.default_sampling
+    asked = [asked_tools(body) for body in bodies]
+    params = [
+        chat_params(body, defaults, call.limits, must_call=tools.must_call)
+        for body, tools in zip(bodies, asked, strict=True)
+    ]
+    most, n = call.limits.max_sequences, params[0].n if params else 1
     if not 0 < len(bodies) * n <= most:
         raise RefusedError(
             f"{len(bodies)} conversations with n={n} are not 1 to {most} sequences "
@@ -122,11 +127,10 @@ async def trl_chat(call: Call[TrlChatRequest]) -> TrlAnswer:
     with call.services.recorded(call.request, bodies[0]) as timeline:
 
         async def answer(number: int, body: ChatRequest) -> None:
-            tools, defaults = asked_tools(body), ready.model.front.default_sampling
-            params = chat_params(body, defaults, call.limits, must_call=tools.must_call)
-            form = answer_form(tools, body, ready.model)
+            form = answer_form(asked[number], body, ready.model)
             job = call.services.job(ready, call.request, body, timeline, num_together=len(bodies))
-            found[number] = decode(await ChatAnswer(job, body, params, form).whole())
+            chat = ChatAnswer(job, body, params[number], form)
+            found[number] = decode(await chat.whole())
 
         works = [answer(number, body) for number, body in enumerate(bodies)]
         await call.attended(run_all(works))

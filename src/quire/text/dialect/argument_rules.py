@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote
 
+from quire.base.errors import RequestError
+from quire.protocol.json_schema import find_malformed, find_unknown_type, modernize
 from quire.protocol.json_schema.patterns import PatternError, whole_regex
 from quire.protocol.json_schema.types import ALL_TYPES, Schema, listed, node, resolved, types_of
 from quire.text.dialect.keyword_rules import keywords_rule
@@ -51,8 +54,13 @@ instead: the grammar library compares them character by character, and gives up 
 
 def arguments_rule(rules: Rules, dialect: Dialect, tool: Tool, name: str, where: str) -> str:
     """Add the rule `name` for a tool's arguments, and return a reference to it. where: the field of
-    the request with the schema. Raises RequestError for parts of a strict schema that the style
-    cannot enforce."""
+    the request with the schema. Raises RequestError for parts of a strict schema that are malformed
+    or that the style cannot enforce."""
+    if tool.is_strict:
+        schema = copy.deepcopy(dict(tool.parameters))
+        modernize(schema)
+        if (place := find_unknown_type(schema) or find_malformed(schema)) is not None:
+            raise RequestError(f"{where} has {place}. Correct it.")
     match dialect.style:
         case ArgumentStyle.RAW:
             assert dialect.parameter is not None
