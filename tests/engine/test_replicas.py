@@ -22,7 +22,6 @@ from quire.base.errors import RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.stall import StallLimits
-from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import Inspect, ListPins, MapBlocks, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome
@@ -35,6 +34,7 @@ from tests.engine.process_harness import (
     FAKE_MODEL,
     RESTART_AT_ONCE,
     Collected,
+    ForkedSupervisor,
     ask,
     by_flags,
     collect,
@@ -59,7 +59,7 @@ async def replicas(
 ) -> AsyncGenerator[EngineHost]:
     """Fake cores behind one client, all of them ready."""
     make_supervisor = partial(
-        EngineSupervisor,
+        ForkedSupervisor,
         heartbeat_interval_s=0.05,
         stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
         restart_policy=RESTART_AT_ONCE,
