@@ -24,14 +24,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
-    "FAKE", "REAL", "SERVER", "TEMPLATE", "ForkedProcess", "ForkedRank", "ForkedServer",
+    "FAKE", "REAL", "SERVER", "TEMPLATE", "Forked", "ForkedProcess", "ForkedRank", "ForkedServer",
     "OwnTemplate", "Template", "template_of",
 ]  # fmt: skip
 
@@ -112,14 +112,19 @@ class OwnTemplate(Template):
 
 
 @contextlib.contextmanager
-def _adopting() -> Any:
+def _adopting() -> Iterator[None]:
     """Be the parent of grandchildren whose parent ends meanwhile."""
+    _control(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _control(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _control(option: int, value: int | bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    for is_on in (1, 0):
-        if libc.prctl(PR_SET_CHILD_SUBREAPER, is_on, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
-        if is_on:
-            yield
+    if libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 class ForkedProcess:
@@ -281,7 +286,7 @@ class _Input:
 def _serve(orders: socket.socket) -> str:
     """Fork until the caller has ended. Returns a function's name in a forked process, "" at the
     end."""
-    _name(TEMPLATE)
+    _control(PR_SET_NAME, TEMPLATE.encode())
     while True:
         try:
             message, given, _, _ = socket.recv_fds(orders, MAX_BYTES, MAX_DESCRIPTORS)
@@ -301,7 +306,7 @@ def _serve(orders: socket.socket) -> str:
                 os.close(own)
             while os.getppid() != told["parent"]:  # until the one between has ended
                 time.sleep(0.001)
-            _name("python")
+            _control(PR_SET_NAME, b"python")
             _become(told, given)
             return told["function"]
         os.close(write)
@@ -310,10 +315,6 @@ def _serve(orders: socket.socket) -> str:
             os.close(descriptor)
         orders.send(os.read(read, 64))
         os.close(read)
-
-
-def _name(name: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _become(told: dict[str, Any], given: Sequence[int]) -> None:
