@@ -209,7 +209,7 @@ def test_a_watch_that_fails_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -
 def test_a_long_step_is_no_hang() -> None:
     async def work() -> None:
         async with hosted(FakeCoreOptions(step_s=0.8), stall_s=20.0) as host:
-            found = await collect(await ask(host.client, [1], max_tokens=2))
+            found = await collect(await ask(host.client, [1], max_tokens=5))
             assert found.finishes[0].reason is FinishReason.LENGTH
             assert host.client.status.restarts == 0
 

@@ -1,8 +1,8 @@
 """`quire serve` as a process over the fake core: the whole front, real processes and sockets, and
 an engine that costs little and whose tokens are known.
 
-The front is forked (tests/forked.py), with one argument, the JSON of `FakeServeOptions`. The port
-is whichever is free; the first line of the front names it.
+Run with one argument, the JSON of `FakeServeOptions`. The port is whichever is free; the first line
+of the front names it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,18 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from quire.config.settings import EngineSettings
-from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy
-from quire.server import Limits, ServerSettings, run_server
-from quire.server.processes import sole_front
-from tests.engine.fake_core_process import FakeCoreOptions
-from tests.forked import Forked, template_of
-from tests.waiting import wait_for
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this file's folder
 
-__all__ = [
-    "FakeServeOptions", "FakeServer", "fake_server", "listening_sockets", "main", "members_of",
-    "sole_front",
-]  # fmt: skip
+from quire.config.settings import EngineSettings  # noqa: E402
+from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy  # noqa: E402
+from quire.server import Limits, ServerSettings, run_server  # noqa: E402
+from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
+from tests.waiting import wait_for  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,7 @@ class FakeServeOptions:
 class FakeServer:
     """process: the front. directory: folder in which it may leave files."""
 
-    process: Forked
+    process: subprocess.Popen[str]
     port: int
     directory: Path
     core: FakeCoreOptions
@@ -75,26 +73,24 @@ class FakeServer:
 def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
     """Yield a server whose port is open. It is killed at the end if it still runs."""
     with tempfile.TemporaryDirectory(prefix="q") as directory, tempfile.TemporaryFile() as written:
-        template = template_of("tests.server.fake_serve")
-        with open(os.devnull, "wb") as nowhere:
-            process = Forked(
-                template.start(
-                    "tests.server.fake_serve:main",
-                    [json.dumps(dataclasses.asdict(options))],
-                    {0: 0, 1: nowhere.fileno(), 2: written.fileno()},
-                    {**os.environ, "TMPDIR": directory},
-                )
-            )
+        process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(dataclasses.asdict(options))],
+            stdout=subprocess.DEVNULL,
+            stderr=written,
+            text=True,
+            env={**os.environ, "TMPDIR": directory},
+            start_new_session=True,
+        )
         try:
             port = wait_for(lambda: named_port(process, written), "port of the server")
             yield FakeServer(process, port, Path(directory), options.core)
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
             wait_until_gone(process.pid)
 
 
-def named_port(process: Forked, written: IO[bytes]) -> int | None:
+def named_port(process: subprocess.Popen[str], written: IO[bytes]) -> int | None:
     """The port in what the front has written so far."""
     status = process.poll()  # before it is read: a process that ended has written all
     text = os.pread(written.fileno(), 65536, 0).decode()
@@ -128,7 +124,6 @@ def members_of(session: int) -> list[int]:
 
 
 def main() -> int:
-    os.setsid()
     given = json.loads(sys.argv[1])
     core = FakeCoreOptions(**given["core"])
     server = ServerSettings(
@@ -141,3 +136,7 @@ def main() -> int:
     policy = RestartPolicy(0.0, 0.0) if given["restarts_at_once"] else None
     make_supervisor = partial(EngineSupervisor, command=core.command(), restart_policy=policy)
     return run_server(EngineSettings(), server, make_supervisor=make_supervisor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -164,7 +164,6 @@ def _as_refused(table: RouteTable, request: Request, error: HTTPException) -> Re
 def _describe(app: FastAPI, table: RouteTable, settings: ServerSettings) -> None:
     document = app.openapi
 
-    @functools.cache
     def openapi() -> dict[str, Any]:
         return describe(document(), table.opened, settings.limits)
 
