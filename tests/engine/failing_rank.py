@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # in place of this file's folder
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this file's folder
 
 import torch  # noqa: E402
 
-from quire.compute.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.compute.executor.processes.rank_process import main as run_rank  # noqa: E402
 from quire.compute.layers.linear import RowLinear  # noqa: E402
 from quire.compute.models.llama import LlamaModel  # noqa: E402
 from quire.ops.native.replay import ReplayList  # noqa: E402
@@ -59,9 +60,13 @@ def fail_in_replays() -> None:
     ReplayList.run = failing_run  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
+def main() -> int:
     if sys.argv[1:] == ["replays"]:
         fail_in_replays()
     else:
         fail_at_fatal_tokens()
-    sys.exit(run_rank())
+    return run_rank()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

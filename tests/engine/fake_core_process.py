@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # in place of this file's folder
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this file's folder
 
 from quire.base.errors import ConfigError, EngineError  # noqa: E402
 from quire.base.telemetry.flight.record import FlightRecorder  # noqa: E402
@@ -168,5 +169,9 @@ def _build(
     return StartedCore(engine.core, capacity)
 
 
+def main() -> int:
+    return run_core_process(_build)
+
+
 if __name__ == "__main__":
-    sys.exit(run_core_process(_build))
+    sys.exit(main())

@@ -56,11 +56,15 @@ def build(*args: Any) -> core_process.StartedCore:
     return started
 
 
-if __name__ == "__main__":
+def main() -> int:
     if sys.argv[1:] == ["core"]:
         group.RankGroup = partial(group.RankGroup, command=COMMAND)  # type: ignore[misc, assignment]
-        sys.exit(core_process.run_core_process(build))
-    from quire.compute.executor.processes.rank_process import run_rank
+        return core_process.run_core_process(build)
+    from quire.compute.executor.processes.rank_process import main as run_rank
 
     signal.signal(HANG, hang)
-    sys.exit(run_rank())
+    return run_rank()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from quire.compute.executor.processes.rank_process import run_rank  # noqa: E402
+from quire.compute.executor.processes.rank_process import main as run_rank  # noqa: E402
 from quire.compute.layers.embedding import LMHead  # noqa: E402
 
 COMMAND = (sys.executable, __file__)
@@ -36,6 +36,10 @@ def call_and_note(self: LMHead, hidden: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-if __name__ == "__main__":
+def main() -> int:
     LMHead.__call__ = call_and_note  # type: ignore[method-assign]
-    sys.exit(run_rank())
+    return run_rank()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

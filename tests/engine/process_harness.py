@@ -28,6 +28,7 @@ from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.executor.fake import FakeModel
+from tests.forked import FAKE, REAL, ForkedProcess, template_of
 from tests.waiting import WAIT_S
 
 FAKE_MODEL = FakeModel([None], 1000)
@@ -48,6 +49,18 @@ def by_flags(*_: object) -> None:
 def run(work: Coroutine[Any, Any, None], limit_s: float = 240) -> None:
     """Run a test's coroutine; hanging is failing."""
     asyncio.run(asyncio.wait_for(work, limit_s))
+
+
+class ForkedSupervisor(EngineSupervisor):
+    """Supervisor of cores that are forked from a template (tests/forked.py), with no imports."""
+
+    def __init__(self, *given: Any, template: str = FAKE, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._template = template_of(template)
+
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        found: Any = ForkedProcess(self._template, self._command)
+        return found
 
 
 class SoleHost(Protocol):
@@ -84,13 +97,14 @@ async def hosted(
     if settings is None:
         command = (options or FakeCoreOptions()).command()
     make_supervisor = partial(
-        EngineSupervisor,
+        ForkedSupervisor,
+        template=FAKE if settings is None else REAL,
+        command=command,
         heartbeat_interval_s=0.05,
         stall_limits=StallLimits(
             min_s=stall_s, start_silence_s=max(stall_s, 60.0), phase_s=phase_s
         ),
         restart_policy=policy,
-        command=command,
     )
     make_client = partial(ProcessEngineClient, **{"silence_s": WAIT_S, **client_options})
     async with host_engine(

@@ -18,7 +18,7 @@ from tests.models.families import Case, write_checkpoint
 from tests.small_engines import Maker, small_engines
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.usefixtures("patient_disk")
+pytestmark = pytest.mark.usefixtures("patient_disk", "forked_ranks")
 
 NAMES = ("lfm2", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2")
 SETTINGS: dict[str, Any] = {

@@ -14,6 +14,7 @@ from tests.models.families import Case, write_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number"),
+    pytest.mark.usefixtures("forked_ranks"),
 ]
 
 SIZES = {

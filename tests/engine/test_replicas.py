@@ -20,9 +20,9 @@ import pytest
 
 from quire.base.errors import RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.supervision import supervisor
 from quire.engine.supervision.host import EngineHost, host_engine
 from quire.engine.supervision.stall import StallLimits
-from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import Inspect, ListPins, MapBlocks, Pause, Resume, Unpin
 from quire.protocol.messages import Welcome
@@ -35,6 +35,7 @@ from tests.engine.process_harness import (
     FAKE_MODEL,
     RESTART_AT_ONCE,
     Collected,
+    ForkedSupervisor,
     ask,
     by_flags,
     collect,
@@ -59,7 +60,7 @@ async def replicas(
 ) -> AsyncGenerator[EngineHost]:
     """Fake cores behind one client, all of them ready."""
     make_supervisor = partial(
-        EngineSupervisor,
+        ForkedSupervisor,
         heartbeat_interval_s=0.05,
         stall_limits=StallLimits(min_s=60.0, start_silence_s=60.0),
         restart_policy=RESTART_AT_ONCE,
@@ -84,6 +85,12 @@ async def until_all_ready(host: EngineHost) -> None:
     for client in clients_of(host):
         while (status := client.status).state is not EngineState.READY:
             await client.wait_for_change(status)
+
+
+@pytest.fixture
+def ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that hang at the end of a test are killed, and not waited for."""
+    monkeypatch.setattr(supervisor, "STOP_TIMEOUT_S", 0.0)
 
 
 def test_requests_go_to_the_least_busy_engine() -> None:
@@ -257,6 +264,7 @@ def test_aborts_reach_the_engine_that_has_the_stream_now() -> None:
 
 
 @pytest.mark.parametrize("fatal", [None, HANGER])
+@pytest.mark.usefixtures("ended_at_once")
 def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
     """It would wait until the engine is replaced, which takes a minute: one that is silent as a
     whole, or in one step. What has had tokens stays, and the engine forgets the rest."""
@@ -303,6 +311,7 @@ def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
     run(work())
 
 
+@pytest.mark.usefixtures("ended_at_once")
 def test_what_an_engine_computes_when_it_stops_goes_elsewhere_once() -> None:
     """Its request may be what stopped it, and must not stop one engine after the other."""
 

@@ -43,6 +43,8 @@ from tests.engine.process_harness import ask, collect, hosted, run
 from tests.engine.test_replicas import clients_of, replicas, until_all_ready
 from tests.waiting import WAIT_S
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SMALL: dict[str, Any] = {"max_model_len": 128, "num_kv_blocks": 64, "quiet": True}
 PROMPT = [5, 17, 301, 42, 8, 11, 19, 23]
 

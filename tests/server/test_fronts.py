@@ -190,7 +190,7 @@ WatchedFront._hear = patient
 
 def test_a_front_that_hangs_is_replaced_and_the_other_serves_on(short_tmp: Path) -> None:
     asked = {**LONG, "stream": False, "max_tokens": 3}
-    with serving(short_tmp, code=PATIENT_FRONTS + HUNG_SOON + TWO_FRONTS) as server:
+    with serving(short_tmp, code=PATIENT_FRONTS + HUNG_SOON + TWO_FRONTS, is_forked=True) as server:
         url = wait_until_up(server)
         first = fronts_of(server)
         with streams_on_both(url, first) as streams:
@@ -267,7 +267,7 @@ def test_sleep_of_the_owner_does_not_count_against_a_front(
 
 
 def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:
-    with serving(short_tmp, code=TWO_FRONTS) as server:
+    with serving(short_tmp, code=TWO_FRONTS, is_forked=True) as server:
         wait_until_up(server)
         processes = [Path(f"/proc/{child}") for child in children(server.process.pid)]
         server.process.kill()
@@ -276,7 +276,7 @@ def test_fronts_end_with_a_killed_owner(short_tmp: Path) -> None:
 
 def test_a_model_that_is_not_there_is_a_failure(short_tmp: Path) -> None:
     code = TWO_FRONTS.replace("max_model_len=2048", "model='/no/such/model'")
-    with serving(short_tmp, code=code) as server:
+    with serving(short_tmp, code=code, is_forked=True) as server:
         assert server.end() == 1
     assert "ConfigError" in server.text and "/no/such/model" in server.text
     assert list(short_tmp.iterdir()) == []

@@ -23,7 +23,7 @@ LIMIT = 2 * 10**9
 
 def serving(tmp_path: Path, disk: Path, *more: str) -> AbstractContextManager[Serving]:
     flags = ("--num-threads", "1", "--num-kv-blocks", "400", "--kv-disk-bytes", str(LIMIT))
-    return serving_by_command(tmp_path, "--kv-disk", str(disk), *flags, *more)
+    return serving_by_command(tmp_path, "--kv-disk", str(disk), *flags, *more, is_forked=True)
 
 
 def ask(url: str, **more: Any) -> tuple[int, dict[str, Any]]:

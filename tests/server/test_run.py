@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ from quire.base.errors import ConfigError
 from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
+from tests.forked import SERVER, TEMPLATE, ForkedServer, template_of
 from tests.server.fake_serve import listening_sockets, members_of
 from tests.waiting import WAIT_S, wait_for
 
@@ -107,31 +109,41 @@ def serving(
     port: int = 0,
     uds: str = "",
     code: str = CODE,
+    is_forked: bool = False,
 ) -> Iterator[Serving]:
+    """is_forked: fork it and its cores (tests/forked.py), in place of starting Python."""
     arguments = ("-c", code, str(port), str(shutdown_timeout), uds)
-    with _started(tmp_path, arguments, subprocess.PIPE) as server:
+    with _started(tmp_path, arguments, subprocess.PIPE, is_forked) as server:
         yield server
 
 
 @contextmanager
-def serving_by_command(tmp_path: Path, *flags: str) -> Iterator[Serving]:
+def serving_by_command(tmp_path: Path, *flags: str, is_forked: bool = False) -> Iterator[Serving]:
     """`quire serve` on a free port. tmp_path: folder of its temporary files. It is killed at the
-    end, if it lives."""
+    end, if it lives. is_forked: see `serving`."""
     arguments = ("-m", "quire", "serve", "--port", "0", *flags)
-    with _started(tmp_path, arguments, subprocess.DEVNULL) as server:
+    with _started(tmp_path, arguments, subprocess.DEVNULL, is_forked) as server:
         yield server
 
 
 @contextmanager
-def _started(tmp_path: Path, arguments: Sequence[str], stdout: int) -> Iterator[Serving]:
-    with subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    ) as process:
+def _started(
+    tmp_path: Path, arguments: Sequence[str], stdout: int, is_forked: bool
+) -> Iterator[Serving]:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    starting: Any
+    if is_forked:
+        starting = ForkedServer(template_of(SERVER), arguments, environment)
+    else:
+        starting = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    with starting as process:
         server = Serving(process)
         try:
             yield server
@@ -142,7 +154,16 @@ def _started(tmp_path: Path, arguments: Sequence[str], stdout: int) -> Iterator[
 
 
 def children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    """Process ids, without that of a template."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for each in found if name_of(each) != TEMPLATE]
+
+
+def name_of(pid: str) -> str:
+    """Name of a process, "" if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
@@ -240,7 +261,9 @@ def refusal(url: str) -> int:
 def test_requests_that_do_not_end_get_an_error(
     short_tmp: Path, second: signal.Signals | None
 ) -> None:
-    with serving(short_tmp, shutdown_timeout=0.1 if second is None else 3600.0) as server:
+    with serving(
+        short_tmp, shutdown_timeout=0.1 if second is None else 3600.0, is_forked=True
+    ) as server:
         url = server.wait_until_ready()
         body = {**LONG, "n": 16}
         with waiting.stream("POST", f"{url}{CHAT}", json=body) as stream:
@@ -290,7 +313,7 @@ def test_a_signal_to_the_whole_group_while_it_starts(short_tmp: Path, delay_s: f
 def test_a_port_in_use_is_one_clear_line(short_tmp: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with serving(short_tmp, port=port) as server:
+        with serving(short_tmp, port=port, is_forked=True) as server:
             assert server.end() == 1
             assert f"ConfigError: Cannot listen on 127.0.0.1:{port}" in server.text
             assert "Traceback" not in server.text
@@ -304,7 +327,7 @@ def test_an_http_server_that_cannot_start_is_a_failure(short_tmp: Path) -> None:
         "async def lifespan(app):\n    raise OSError('no start')\n    yield\n"
         "run.create_app = lambda *_: fastapi.FastAPI(lifespan=lifespan)\n"
     )
-    with serving(short_tmp, code=broken + CODE) as server:
+    with serving(short_tmp, code=broken + CODE, is_forked=True) as server:
         assert server.end() == 1
     assert "EngineError: The HTTP server cannot start." in server.text
     assert list(short_tmp.iterdir()) == []
@@ -316,7 +339,7 @@ def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> Non
         "async def serve(self, sockets=None):\n    pass\n"
         "run.HttpServer.serve = serve\n"
     )
-    with serving(short_tmp, code=ends + CODE) as server:
+    with serving(short_tmp, code=ends + CODE, is_forked=True) as server:
         assert server.end() == 1
     assert "EngineError: The HTTP server ended by itself." in server.text
     assert list(short_tmp.iterdir()) == []
@@ -324,7 +347,7 @@ def test_an_http_server_that_ends_by_itself_is_a_failure(short_tmp: Path) -> Non
 
 def test_bad_tls_files_are_one_clear_line(short_tmp: Path) -> None:
     code = CODE.replace("uds=", "ssl_keyfile='/no/key', ssl_certfile='/no/cert', uds=")
-    with serving(short_tmp, code=code) as server:
+    with serving(short_tmp, code=code, is_forked=True) as server:
         assert server.end() == 1
     assert "ConfigError: The TLS files /no/key and /no/cert cannot be used" in server.text
     assert "Traceback" not in server.text
@@ -333,7 +356,7 @@ def test_bad_tls_files_are_one_clear_line(short_tmp: Path) -> None:
 def test_a_unix_socket_serves_and_is_removed(short_tmp: Path) -> None:
     path = short_tmp / "socket"
     code = CODE.replace("uds=", "log_level='warning', uds=")
-    with serving(short_tmp, uds=str(path), code=code) as server:
+    with serving(short_tmp, uds=str(path), code=code, is_forked=True) as server:
         wait_for(path.exists, "socket")
         with waiting.PatientClient(
             transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost"

@@ -229,5 +229,9 @@ def _end_without(flight: FlightRecorder, reason: str) -> None:
         os._exit(1)
 
 
+def main() -> int:
+    return run_core_process(_build)
+
+
 if __name__ == "__main__":
-    sys.exit(run_core_process(_build))
+    sys.exit(main())

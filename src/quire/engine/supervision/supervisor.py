@@ -151,10 +151,7 @@ class EngineSupervisor:
         self._instance += 1
         self._was_ready, self._hang = False, None
         self._remove_files_of(self._instance - 2)  # clients may still read those of the last one
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE
-        )
-        self._process = process
+        process = self._process = await self._start_process()
         launch = launch_bytes(
             Launch(
                 version=PROTOCOL_VERSION,
@@ -174,6 +171,10 @@ class EngineSupervisor:
         with contextlib.suppress(ConnectionError):  # it died already; its end is seen next
             await process.stdin.drain()
         return process
+
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        """Start what reads a `Launch` from its standard input and runs a core."""
+        return await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> int:
         """Watch a core until its end; its exit status."""

@@ -195,11 +195,8 @@ class RankGroup:
                 replies=write,
                 moved=moved_write,
             )
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(launch.region, launch.ring, launch.wakeup, launch.replies, launch.moved),
+            process = self._start_process(
+                (launch.region, launch.ring, launch.wakeup, launch.replies, launch.moved)
             )
         except BaseException:
             os.close(read)
@@ -214,6 +211,15 @@ class RankGroup:
             process.stdin.flush()
         pidfd = os.pidfd_open(process.pid)
         return _Rank(rank, process, read, moved_read, pidfd, last_beat=time.monotonic())
+
+    def _start_process(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Start what reads a `RankLaunch` from its standard input and runs a rank."""
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=descriptors,
+        )
 
     def _look(self) -> str:
         """Wait a little. Return the reason if the group is over."""

@@ -54,7 +54,7 @@ from quire.protocol.control import WorkerOp
 from quire.protocol.step import StepPlan
 from quire.protocol.step_codec import decode_late, decode_plan
 
-__all__ = ["run_rank"]
+__all__ = ["main"]
 
 logger = logging.getLogger("quire")
 
@@ -73,7 +73,7 @@ class _Put:
 _Work = StepPlan | WorkerOp | _Put | BlockMove | RankCancel | RankDrop
 
 
-def run_rank() -> int:
+def main() -> int:
     """Read the launch, load, and compute until told to stop. Returns the exit status."""
     claim_streams()
     try:
@@ -271,4 +271,4 @@ def _die_with(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank())
+    sys.exit(main())
