@@ -270,7 +270,7 @@ def test_what_waits_for_a_hung_engine_goes_elsewhere(fatal: int | None) -> None:
     whole, or in one step. What has had tokens stays, and the engine forgets the rest."""
 
     async def work() -> None:
-        limits = {"silence_s": SILENCE_S, "stuck_step_s": 0.3}
+        limits = {"silence_s": SILENCE_S, "stuck_step_s": SILENCE_S}
         async with replicas(make_options=FakeCoreOptions.endless, **limits) as host:
             client: Any = host.client
             hung, other = clients_of(host)

@@ -1,4 +1,4 @@
-"""What the server keeps for its callers: who makes room, and at what price."""
+"""Tables that are bounded for all callers: who makes room, and at what price."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Plain:
                 most = size
             else:
                 return gone
-            # Of callers with as much, the first by name.
+            # The first by name if two have as much.
             callers = sorted(most, key=lambda tenant: (-most[tenant], tenant))
             keys = [each for each in self.sizes if each != key]
             if not keys:

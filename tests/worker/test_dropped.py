@@ -1,4 +1,4 @@
-"""What a worker drops as it falls asleep is freed, however it is held; little else is visited."""
+"""A worker that falls asleep frees what it drops, however that is held, and visits little else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.compute.worker.dropped import DroppedTensors
-from quire.compute.worker.weight_stash import reachable_tensors
+from quire.compute.worker.weight_stash import DroppedTensors, reachable_tensors
 from tests.small_engines import small_engines
 
 

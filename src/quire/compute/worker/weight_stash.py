@@ -1,12 +1,14 @@
-"""Weights of a device in host memory, while an engine sleeps."""
+"""Tensors of an engine that sleeps: weights that host memory keeps, and what is dropped."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping
 
 import torch
 
-__all__ = ["WeightStash", "reachable_tensors"]
+__all__ = ["DroppedTensors", "WeightStash", "reachable_tensors"]
 
 
 class WeightStash:
@@ -29,6 +31,29 @@ class WeightStash:
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
             self._kept.pop()
+
+
+class DroppedTensors:
+    """Tensors that a worker drops. The garbage collector alone frees those in cycles."""
+
+    def __init__(self, *roots: object) -> None:
+        """roots: objects that reach the tensors, and that their owner is about to drop."""
+        self._tensors = [weakref.ref(tensor) for tensor in reachable_tensors(roots)]
+
+    def collect(self, owner: object) -> None:
+        """Free all but those that `owner` still reaches. Start-up may have frozen all objects of
+        the process for the collector. They are visited if nothing less frees a tensor, since there
+        may be a million of them."""
+        gc.collect()
+        if gc.get_freeze_count() > 0 and self._linger(owner):
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+
+    def _linger(self, owner: object) -> bool:
+        held = set(map(id, reachable_tensors(owner)))
+        alive: list[torch.Tensor | None] = [tensor() for tensor in self._tensors]
+        return any(tensor is not None and id(tensor) not in held for tensor in alive)
 
 
 def reachable_tensors(root: object) -> Iterator[torch.Tensor]:

@@ -22,7 +22,6 @@ from quire.compute.runner.media import MediaStore
 from quire.compute.runner.pending import PendingStep
 from quire.compute.worker.assemble import Assembly, PoolSize, assemble
 from quire.compute.worker.device_memory import CudaMemory, DeviceMemory
-from quire.compute.worker.dropped import DroppedTensors
 from quire.compute.worker.images import EncodedImage, ImageEncoder
 from quire.compute.worker.largest_steps import LargestSteps
 from quire.compute.worker.load import LoadedModel, load, open_device
@@ -33,7 +32,7 @@ from quire.compute.worker.replacements import Replacements, as_tensor, first_sen
 from quire.compute.worker.settings import WorkerSettings
 from quire.compute.worker.tickets import TicketedStep
 from quire.compute.worker.turns import Turns
-from quire.compute.worker.weight_stash import WeightStash
+from quire.compute.worker.weight_stash import DroppedTensors, WeightStash
 from quire.config.kv_disk.folder import StoreFiles
 from quire.protocol.adapters import AdapterRef
 from quire.protocol.block_moves import BlockMove, MoveOutcome
