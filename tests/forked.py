@@ -128,10 +128,11 @@ def _control(option: int, value: int | bytes) -> None:
 
 
 class ForkedProcess:
-    """What a supervisor uses of `asyncio.subprocess.Process`. Use it within one event loop."""
+    """A process with the part of `asyncio.subprocess.Process` that a supervisor uses, within one
+    event loop."""
 
     def __init__(self, template: Template, command: Sequence[str]) -> None:
-        """command: command that would spawn it."""
+        """command: command to spawn it."""
         read, write = os.pipe()
         try:
             self.pid = template.start(*_function_of(command), {0: read, 1: 1, 2: 2})
@@ -166,7 +167,7 @@ class ForkedProcess:
 
 
 class Forked:
-    """What others use of `subprocess.Popen`."""
+    """A process with a part of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -206,8 +207,8 @@ class ForkedRank(Forked):
     def __init__(
         self, template: Template, command: Sequence[str], descriptors: Sequence[int]
     ) -> None:
-        """command: command that would spawn it. descriptors: what it gets under these numbers,
-        beside a pipe to its standard input."""
+        """command: command to spawn it. descriptors: numbers of descriptors that it gets, beside
+        a pipe to its standard input."""
         read, write = os.pipe()
         with open(os.devnull, "wb") as nowhere:
             given = {0: read, 1: nowhere.fileno(), 2: 2, **{each: each for each in descriptors}}

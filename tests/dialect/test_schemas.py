@@ -19,6 +19,8 @@ from quire.server.generation.parsed import AnswerForm
 from quire.server.openai.structured import dropped_keywords
 from quire.text.dialect import Dialect, Tool, answer_grammar
 from quire.text.dialect.families import DIALECTS
+from quire.text.dialect.rules import Rules, json_grammar
+from quire.text.dialect.spec import Markers
 from quire.text.rendering import Tokenizer
 from tests.dialect.answers import parsed, read
 from tests.dialect.models import Follower, library, tokenizer, walk
@@ -329,6 +331,15 @@ def test_schemas_that_list_nothing(style: str) -> None:
 def test_tools_that_cannot_be_called(tools: list[Tool], choice: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         answer_grammar(DIALECTS["hermes"], tools, choice)
+
+
+def test_a_tool_goes_without_a_type_that_there_is_not() -> None:
+    """Turns red when one odd type of a lenient tool refuses a chat."""
+    schema = {"type": "object", "properties": {"a": {"type": "int"}}}
+    rules = Rules(Markers())
+    said = rules.grammar("args_0", json_grammar(schema, is_strict=False), "tools[0]")
+    text = grammar_text(rules.spec(said))
+    assert not LLMatcher.validate_grammar(text)
 
 
 def test_many_tools_are_one_grammar() -> None:

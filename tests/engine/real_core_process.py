@@ -1,5 +1,5 @@
-"""All that a core and its ranks import, from the first line to the first step: what a template of
-them has (tests/forked.py)."""
+"""All that a core and its ranks import, from the first line to the first step. A template of them
+(tests/forked.py) has it."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ from quire.protocol.json_schema import (
     subschemas,
     without_unsupported,
 )
-from quire.text.dialect.rules import Rules, json_grammar
-from quire.text.dialect.spec import Markers
 from tests.dialect.models import library, tokenizer
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [
@@ -130,16 +128,6 @@ def compiles(schema: Any, *, is_strict: bool) -> bool:
     except RequestError:
         return False
     return not LLMatcher.validate_grammar(text)
-
-
-def test_a_tool_goes_without_a_type_that_there_is_not() -> None:
-    """Turns red when one odd type of a lenient tool refuses a chat."""
-    schema = {"type": "object", "properties": {"a": {"type": "int"}}}
-    assert [each.split(" (")[0] for each in all_unsupported(schema)] == ["$.properties.a.type"]
-    rules = Rules(Markers())
-    said = rules.grammar("args_0", json_grammar(schema, is_strict=False), "tools[0]")
-    text = grammar_text(rules.spec(said))
-    assert not LLMatcher.validate_grammar(text)
 
 
 @pytest.mark.parametrize(("schema", "path"), DROPPED, ids=lambda value: str(value)[:50])

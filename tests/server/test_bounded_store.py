@@ -1,4 +1,4 @@
-"""Tables that are bounded for all callers: who makes room, and at what price."""
+"""Bounded tables of all callers: eviction, and its price."""
 
 from __future__ import annotations
 
