@@ -41,6 +41,8 @@ MAX_BYTES = 2**17
 TEMPLATE = "quire-template"
 """Name of a template among the processes."""
 MAX_DESCRIPTORS = 32
+_one_at_a_time = threading.Lock()
+"""Taken to start a process: whether this process adopts others holds for all of its threads."""
 FAKE, REAL = "tests.engine.fake_core_process", "tests.engine.real_core_process"
 """Modules that import all that a core needs: a fake one, and a real one with its ranks."""
 SERVER = "tests.server.forked_serve"
@@ -58,7 +60,6 @@ class Template:
 
     def __init__(self, module: str) -> None:
         self._orders, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._one_at_a_time = threading.Lock()
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, module, str(other.fileno())],
@@ -87,7 +88,7 @@ class Template:
         }
         message = json.dumps(told).encode()
         assert len(message) <= MAX_BYTES and len(descriptors) <= MAX_DESCRIPTORS
-        with self._one_at_a_time, _adopting():
+        with _one_at_a_time, _adopting():
             socket.send_fds(self._orders, [message], list(descriptors.values()))
             answer = self._orders.recv(64)
         if not answer:
@@ -104,7 +105,6 @@ class OwnTemplate(Template):
 
     def __init__(self) -> None:
         self._orders, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._one_at_a_time = threading.Lock()
         if os.fork() == 0:
             self._orders.close()
             sys.exit(_call(_serve(other)))

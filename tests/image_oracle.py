@@ -99,10 +99,11 @@ def inputs_of(folder: Path, prompt_ids: list[int], images: list[Image.Image]) ->
 
 
 def greedy(folder: Path, output: Any, images: list[Image.Image]) -> list[int]:
-    """Return the best token after each beginning of an engine's answer, by one forward. They are
-    the answer if and only if `generate` gives it."""
+    """Return the best token after each beginning of an engine's whole answer, by one
+    forward. They are the answer if and only if `generate` gives it."""
     model, _ = oracle(folder)
     prompt, answer = list(output.prompt_token_ids), tokens(output)
+    assert len(answer) == GREEDY.max_tokens
     inputs = inputs_of(folder, [*prompt, *answer[:-1]], images)
     with torch.inference_mode():
         logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 :]

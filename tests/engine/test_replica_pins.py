@@ -6,7 +6,9 @@ import asyncio
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ import pytest
 
 from quire.base.errors import RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
+from quire.engine.clients.replica_pins import ReplicaPins
 from quire.protocol import EngineRequest, FinishReason, SamplingParams
 from quire.protocol.control import ListPins, MapBlocks, Unpin
-from quire.protocol.pins import PinnedPrefix
+from quire.protocol.pins import PinnedPrefix, prefix_key
 from quire.protocol.status import EngineState
 from tests.engine.process_harness import (
     ask,
@@ -247,5 +250,67 @@ def test_a_pin_is_let_go_in_an_engine_that_is_stalled_when_nobody_waits_any_more
             await until_all_ready(host)
             for each in clients_of(host):
                 assert await pins_of(each) == ()
+
+    run(work())
+
+
+class Replica:
+    """A replica whose engine takes a pin at once, refuses it, or ends by it."""
+
+    def __init__(self) -> None:
+        self.status = SimpleNamespace(state=EngineState.READY)
+        self.instance, self.is_settled = 1, True
+        self.pins: dict[int, SimpleNamespace] = {}
+        self.num_asked = 0
+        self.end: Callable[[], None] | None = None
+
+    def reserve_handles(self, count: int) -> int:
+        return self.num_asked + count
+
+    async def add(self, request: EngineRequest) -> Any:
+        self.num_asked += 1
+        if self.end is not None:
+            self.end()
+        key = prefix_key(request.prompt_token_ids, request.salt, is_shared=False)
+        self.pins[request.first_handle] = SimpleNamespace(key=key, handle=request.first_handle)
+        finish = SimpleNamespace(reason=FinishReason.LENGTH, message=None)
+        return SimpleNamespace(
+            is_finished=True, listen=lambda _: None, samples=[SimpleNamespace(finish=finish)]
+        )
+
+    async def control(self, op: Any) -> Any:
+        if isinstance(op, Unpin):
+            self.pins.pop(op.handle)
+        return SimpleNamespace(pins=tuple(self.pins.values()))
+
+    def restart(self) -> None:
+        self.instance += 1
+        self.pins.clear()
+
+    def refuse(self) -> None:
+        raise RequestError("it has no room")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_pin_that_an_engine_cannot_take_is_let_go_in_all(ends: bool) -> None:
+    """Fault: a pin that ends one engine was given to each engine that took its place, and one that
+    an engine refused stayed in others, where no list told of it."""
+
+    async def work() -> None:
+        replicas: Any = Replica(), Replica()
+        pins = ReplicaPins(replicas, lambda *_: None)
+        client = SimpleNamespace(reserve_handles=lambda _: 1)
+        await pins.pin(pinning(client, PREFIX))
+        holder, other = replicas
+        assert holder.pins and other.pins
+        other.restart()
+        other.end = other.restart if ends else other.refuse
+        for _ in range(9):
+            pins.look()
+            await asyncio.gather(*pins._settling.values())
+            if ends:
+                other.pins.clear()  # what ended it did not get so far
+        assert other.num_asked == (3 if ends else 2)
+        assert not holder.pins
 
     run(work())

@@ -148,6 +148,7 @@ def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> N
         )
         expected = run(llm)
     assert totals(llm).accepted == 0
+    llm.reset_prefix_cache()
     eager_policy(monkeypatch)
     same(run(llm), expected)
     assert totals(llm).accepted > 30

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from quire.base.errors import EngineUnavailableError, QuireError
+from quire.base.errors import EngineUnavailableError, QuireError, RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import ListPins, Report, Unpin
@@ -23,15 +23,19 @@ logger = logging.getLogger("quire")
 _Core = tuple[ProcessEngineClient, int | None]
 """A replica, and the number of its core."""
 
+MAX_LOST_CORES = 2
+"""Cores that may end while they are given one pin: it may be what ends them."""
+
 
 @dataclass(slots=True, eq=False)
 class _Kept:
     """A pin of all replicas. request: its first request. expires: end on the monotonic clock.
-    cores: cores that have it."""
+    cores: cores that have it. num_lost_cores: cores that ended while they were given it."""
 
     request: EngineRequest
     expires: float
     cores: set[_Core]
+    num_lost_cores: int = 0
 
 
 class ReplicaPins:
@@ -180,7 +184,10 @@ class ReplicaPins:
             await self._settle_unpins(replica)
             lacking = [kept for kept in self._kept.values() if core not in kept.cores]
             for kept in await self._still_held(lacking):
-                await self._give(kept, core)
+                try:
+                    await self._give(kept, core)
+                except RequestError as error:  # it has no room, say
+                    self._lose(kept, str(error))
         except EngineUnavailableError:
             pass
         except QuireError as error:
@@ -211,6 +218,7 @@ class ReplicaPins:
                 found.append(kept)
             elif (sources or not kept.cores & alive) and self._kept.get(key) is kept:
                 del self._kept[key]
+                self._owe_unpins([key])
         return found
 
     async def _give(self, kept: _Kept, core: _Core) -> None:
@@ -228,14 +236,24 @@ class ReplicaPins:
         await _end_of(stream)
         if key not in self._kept:  # let go meanwhile, and the stream may have moved
             self._owe_unpins([key])
-        elif replica.instance == instance and _is_whole(stream):
+        elif replica.instance != instance:
+            kept.num_lost_cores += 1
+            if kept.num_lost_cores >= MAX_LOST_CORES:
+                self._lose(kept, "its engine ended each time")
+        elif _is_whole(stream):
             kept.cores.add(core)
-        elif replica.instance == instance:
+        else:
             finish = stream.samples[0].finish
-            why = "it was refused" if finish is None or not finish.message else finish.message
-            logger.warning("a replica does not hold the pin %s: %s", kept.request.request_id, why)
-            if self._kept.get(key) is kept:
-                del self._kept[key]
+            self._lose(kept, (finish and finish.message) or "it was refused")
+
+    def _lose(self, kept: _Kept, why: str) -> None:
+        """Let a pin go everywhere that a replica does not take."""
+        logger.warning("a replica does not hold the pin %s: %s", kept.request.request_id, why)
+        key = _key(kept.request)
+        if self._kept.get(key) is kept:
+            del self._kept[key]
+            self._owe_unpins([key])
+            if kept.request.pin_is_shared:
                 self._lost[key] = None
 
     def _owe_unpins(self, keys: Iterable[str]) -> None:

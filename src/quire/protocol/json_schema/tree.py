@@ -52,16 +52,19 @@ def with_targets(schema: object) -> Iterator[Node]:
     `#/components/…`."""
     root = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
     waiting: list[tuple[str, object]] = [("$", root)]
+    targets: list[tuple[str, object]] = []
     seen: set[int] = set()
-    while waiting:
-        found = [each for each in subschemas(*waiting.pop()) if id(each[1]) not in seen]
-        seen.update(id(node) for _, node in found)
-        yield from found
-        for reference in dict.fromkeys(node["$ref"] for _, node in found if _is_pointer(node)):
-            target = resolved(reference, root)
-            if isinstance(target, dict) and id(cast("object", target)) not in seen:
-                path = unquote(reference).removeprefix("#").replace("/", ".").replace("~1", "/")
-                waiting.append((f"${path.replace('~0', '~')}", cast("object", target)))
+    while waiting or targets:
+        path, each = (waiting or targets).pop()
+        if not isinstance(each, dict) or id(cast("object", each)) in seen:
+            continue
+        node = cast("dict[str, Any]", each)
+        seen.add(id(node))
+        yield path, node
+        waiting += reversed(inner_schemas(path, node))
+        if _is_pointer(node):
+            place = unquote(node["$ref"]).removeprefix("#").replace("/", ".").replace("~1", "/")
+            targets.append((f"${place.replace('~0', '~')}", resolved(node["$ref"], root)))
 
 
 def _is_pointer(node: Mapping[str, Any]) -> bool:

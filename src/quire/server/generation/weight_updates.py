@@ -65,15 +65,14 @@ class WeightUpdates:
         self._root.mkdir(mode=0o700, exist_ok=True)
         file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
-        except BlockingIOError as error:
-            os.close(file)
-            raise RefusedError(
-                "Another request starts, fills or finishes an update of weights. Wait for its "
-                "answer, then POST /start_weight_update and send all tensors.",
-                status=409,
-            ) from error
-        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX))
+            except BlockingIOError as error:
+                raise RefusedError(
+                    "Another request starts, fills or finishes an update of weights. Wait for its "
+                    "answer, then POST /start_weight_update and send all tensors.",
+                    status=409,
+                ) from error
             yield
         finally:
             os.close(file)
@@ -175,7 +174,7 @@ class WeightUpdates:
         except EngineUnavailableError:
             raise
         except BaseException as error:
-            is_refused = isinstance(error, RequestError | EngineError)
+            is_refused = isinstance(error, RequestError)
             if is_refused and (await self._client.control(Inspect())).sleep_level:
                 raise EngineUnavailableError(
                     "the engine sleeps and takes no weights: POST /wake_up, then "
