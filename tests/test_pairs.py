@@ -94,8 +94,8 @@ def collected(*places: str | Path, soak: int = 1) -> list[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tests.pairs", "-c", str(ROOT / "pyproject.toml"), *map(str, places)]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "QUIRE_SOAK": str(soak)}, capture_output=True,
-        text=True, check=False,
+        command, cwd=ROOT, env={**os.environ, "QUIRE_SOAK": str(soak), "PYTEST_ADDOPTS": ""},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
