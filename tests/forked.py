@@ -41,6 +41,8 @@ MAX_BYTES = 2**17
 TEMPLATE = "quire-template"
 """Name of a template among the processes."""
 MAX_DESCRIPTORS = 32
+ENVIRONMENT = dict(os.environ)
+"""Environment of templates, without what one test sets for itself."""
 _one_at_a_time = threading.Lock()
 """Taken to start a process: whether this process adopts others holds for all of its threads."""
 FAKE, REAL = "tests.engine.fake_core_process", "tests.engine.real_core_process"
@@ -65,6 +67,7 @@ class Template:
                 [sys.executable, __file__, module, str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
+                env=ENVIRONMENT,
             )
         atexit.register(self.close)
 
@@ -113,7 +116,7 @@ class OwnTemplate(Template):
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of grandchildren whose parent ends meanwhile."""
+    """Adopt grandchildren when their parent ends."""
     _control(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -299,14 +302,16 @@ def _serve(orders: socket.socket) -> str:
         read, write = os.pipe()
         between = os.fork()
         if between == 0:
-            pid = os.fork()
+            own_pid, pid = os.getpid(), os.fork()
             if pid:
                 os.write(write, b"%d" % pid)
                 os._exit(0)  # the caller adopts the process below this one
             for own in (read, write, orders.detach()):
                 os.close(own)
-            while os.getppid() != told["parent"]:  # until the one between has ended
+            while os.getppid() == own_pid:  # until the one between has ended
                 time.sleep(0.001)
+            if os.getppid() != told["parent"]:
+                os._exit(1)  # the caller has ended too
             _control(PR_SET_NAME, b"python")
             _become(told, given)
             return told["function"]

@@ -27,10 +27,8 @@ from tests.engine.process_harness import (
     run,
     until_state,
 )
+from tests.engine.test_process_pins import PREFIX, PROMPT
 from tests.engine.test_replicas import SILENCE_S, clients_of, replicas, until_all_ready
-
-PREFIX = list(range(40, 63))  # five blocks of four and a tail of three
-PROMPT = list(range(100, 170))
 
 
 def pinning(client: Any, prompt: list[int], name: str = "pin") -> EngineRequest:

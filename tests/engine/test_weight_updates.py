@@ -8,6 +8,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from quire.protocol.request import (
 from quire.protocol.status import EngineState
 from quire.protocol.step import no_ints
 from quire.server.generation.weight_updates import WeightUpdates
+from quire.server.requests.errors import RefusedError
 from quire.server.requests.weight_bodies import WeightUpdateInfo
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import ask, collect, hosted, run
@@ -288,5 +290,31 @@ def test_a_real_engine_goes_on_with_new_weights_after_a_crash(tmp_path: Path) ->
             await _until(host.client, lambda: host.client.status.state is not EngineState.READY)
             await _until(host.client, lambda: host.client.status.state is EngineState.READY)
             assert await tokens(host.client) == expected
+
+    run(work())
+
+
+def test_an_engine_that_falls_asleep_by_an_update_says_why(tmp_path: Path) -> None:
+    """Fault: one that had no memory for weights any more was said to sleep and to refuse them, and
+    the update stayed open, which no wake could have finished."""
+
+    class Engine:
+        directories = (tmp_path,)
+
+        async def control(self, op: Any) -> Any:
+            if isinstance(op, LoadWeights) and not op.is_trial:
+                raise EngineError("they do not fit, so the engine sleeps")
+            return SimpleNamespace(sleep_level=2, loaded=SimpleNamespace(files=()))
+
+    async def work() -> None:
+        client: Any = Engine()
+        updates = WeightUpdates(client)
+        await updates.start()
+        (folder,) = (each for each in (tmp_path / "weights").iterdir() if each.is_dir())
+        save_file({"a": torch.zeros(1)}, folder / "1.safetensors")
+        with pytest.raises(EngineError, match="do not fit"):
+            await updates.finish(None)
+        with pytest.raises(RefusedError, match="No update of weights is open"):
+            await updates.finish(None)
 
     run(work())

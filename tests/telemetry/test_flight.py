@@ -323,7 +323,7 @@ def child(directory: Path, name: str, function: str) -> Iterator[subprocess.Pope
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process, and wait for that: until then it might still take a later signal."""
+    """Stop a process and wait, since one that still runs takes a later signal first."""
 
     def is_stopped() -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

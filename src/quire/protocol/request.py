@@ -12,6 +12,7 @@ from quire.protocol.adapters import AdapterRef
 from quire.protocol.beam_search import BeamRules
 from quire.protocol.grammar import GrammarSpec
 from quire.protocol.media import Media
+from quire.protocol.pins import prefix_key
 from quire.protocol.pooling_params import Pooling
 from quire.protocol.sampling_params import SamplingParams
 from quire.protocol.scheduling_params import SchedulingParams
@@ -121,6 +122,16 @@ class EngineRequest:
     def adapter_digest(self) -> str:
         """Digest of its adapter; empty if it has none."""
         return "" if self.adapter is None else self.adapter.digest
+
+    @property
+    def pin_key(self) -> str:
+        """`prefix_key` of what it pins."""
+        return prefix_key(
+            self.prompt_token_ids,
+            self.salt,
+            is_shared=self.pin_is_shared,
+            adapter=self.adapter_digest,
+        )
 
     def is_stop(self, token: int, num_output: int) -> bool:
         """Return whether `token`, the last of `num_output`, ends a sequence of this request."""

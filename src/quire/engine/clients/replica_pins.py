@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quire.base.errors import EngineUnavailableError, QuireError, RequestError
 from quire.engine.clients.process_client import ProcessEngineClient
 from quire.engine.clients.request_stream import RequestStream
 from quire.protocol.control import ListPins, Report, Unpin
-from quire.protocol.pins import PinnedPrefix, prefix_key
+from quire.protocol.pins import PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason
 from quire.protocol.status import EngineState
 
@@ -63,7 +63,7 @@ class ReplicaPins:
         pinned: list[tuple[ProcessEngineClient, RequestStream]] = []
         cores: set[_Core] = set()
         failed: list[RequestStream] = []
-        key = _key(request)
+        key = request.pin_key
         owing = [keys for keys in self._let_go.values() if key in keys]
         for keys in owing:
             keys.remove(key)  # what they have of it may stay now
@@ -141,7 +141,7 @@ class ReplicaPins:
 
     def _keep(self, request: EngineRequest, cores: set[_Core]) -> None:
         assert request.pin_seconds is not None
-        key = _key(request)
+        key = request.pin_key
         expires = time.monotonic() + request.pin_seconds
         if (kept := self._kept.get(key)) is None:
             self._kept[key] = _Kept(request, expires, cores)
@@ -212,18 +212,18 @@ class ReplicaPins:
         alive = {(each, each.instance) for each in self._replicas}
         found: list[_Kept] = []
         for kept in pins:
-            key = _key(kept.request)
+            key = kept.request.pin_key
             sources = [core for core in keys if core in kept.cores]
             if sources and all(key in keys[core] for core in sources):
                 found.append(kept)
             elif (sources or not kept.cores & alive) and self._kept.get(key) is kept:
                 del self._kept[key]
-                self._owe_unpins([key])
+                self._owe_unpin(key)
         return found
 
     async def _give(self, kept: _Kept, core: _Core) -> None:
         """Pin in one core what others hold."""
-        (replica, instance), key = core, _key(kept.request)
+        (replica, instance), key = core, kept.request.pin_key
         left = kept.expires - time.monotonic()
         if left <= 0 or self._kept.get(key) is not kept or core in kept.cores:
             return
@@ -235,7 +235,7 @@ class ReplicaPins:
         self._on_sent(replica, request)
         await _end_of(stream)
         if key not in self._kept:  # let go meanwhile, and the stream may have moved
-            self._owe_unpins([key])
+            self._owe_unpin(key)
         elif replica.instance != instance:
             kept.num_lost_cores += 1
             if kept.num_lost_cores >= MAX_LOST_CORES:
@@ -249,25 +249,16 @@ class ReplicaPins:
     def _lose(self, kept: _Kept, why: str) -> None:
         """Let a pin go everywhere that a replica does not take."""
         logger.warning("a replica does not hold the pin %s: %s", kept.request.request_id, why)
-        key = _key(kept.request)
+        key = kept.request.pin_key
         if self._kept.get(key) is kept:
             del self._kept[key]
-            self._owe_unpins([key])
+            self._owe_unpin(key)
             if kept.request.pin_is_shared:
                 self._lost[key] = None
 
-    def _owe_unpins(self, keys: Iterable[str]) -> None:
+    def _owe_unpin(self, key: str) -> None:
         for owed in self._let_go.values():
-            owed.update(keys)
-
-
-def _key(request: EngineRequest) -> str:
-    return prefix_key(
-        request.prompt_token_ids,
-        request.salt,
-        is_shared=request.pin_is_shared,
-        adapter=request.adapter_digest,
-    )
+            owed.add(key)
 
 
 async def _end_of(stream: RequestStream) -> None:

@@ -218,11 +218,10 @@ class ReplicatedClient:
         )
 
     async def _load(self, op: LoadWeights) -> Report:
-        try:
-            return await load_everywhere(self._replicas, op)
-        finally:
-            if not op.is_trial:
-                self._pins.forget()
+        report = await load_everywhere(self._replicas, op)
+        if not op.is_trial:
+            self._pins.forget()
+        return report
 
     @property
     def directories(self) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from quire.base.errors import RequestError
 from quire.plan.kv_cache import KVManager, PrefixHit, SavedTables
 from quire.plan.scheduler.sequence import Sequence
-from quire.protocol.pins import KeptPin, PinnedPrefix, prefix_key
+from quire.protocol.pins import KeptPin, PinnedPrefix
 from quire.protocol.request import EngineRequest, FinishReason, SequenceFinish
 from quire.protocol.step import IntArray
 
@@ -72,7 +72,7 @@ class PinnedPrefixes:
             raise RequestError(
                 "a request that pins its prompt has n=1, max_tokens=1, no beams and a whole prompt"
             )
-        if self._equal(_key(request)) is not None:
+        if self._equal(request.pin_key) is not None:
             return
         total, wanted = self._kv.pool.num_blocks, self._num_blocks(len(request.prompt_token_ids))
         room = self._limit - self.num_blocks
@@ -129,7 +129,7 @@ class PinnedPrefixes:
         if sequence.slot < 0 or finish.reason is FinishReason.ERROR:
             message = finish.message or "its blocks were taken before it was pinned: pin it again"
             return SequenceFinish(finish.handle, FinishReason.ERROR, message=message)
-        prompt, key = request.prompt_token_ids, _key(request)
+        prompt, key = request.prompt_token_ids, request.pin_key
         if (pin := self._equal(key)) is not None:
             pin.expires = max(pin.expires, self._now + request.pin_seconds)
             self.version += 1
@@ -279,15 +279,6 @@ class PinnedPrefixes:
             for pin in self._pins.values()
             if pin.expires > now
         )
-
-
-def _key(request: EngineRequest) -> str:
-    return prefix_key(
-        request.prompt_token_ids,
-        request.salt,
-        is_shared=request.pin_is_shared,
-        adapter=request.adapter_digest,
-    )
 
 
 def _starts_with(tokens: IntArray, pin: _Pin, sequence: Sequence) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 from urllib.parse import unquote
 
 __all__ = [
@@ -62,13 +62,12 @@ def with_targets(schema: object) -> Iterator[Node]:
         seen.add(id(node))
         yield path, node
         waiting += reversed(inner_schemas(path, node))
-        if _is_pointer(node):
-            place = unquote(node["$ref"]).removeprefix("#").replace("/", ".").replace("~1", "/")
-            targets.append((f"${place.replace('~0', '~')}", resolved(node["$ref"], root)))
+        if _is_pointer(reference := node.get("$ref")):
+            place = unquote(reference).removeprefix("#").replace("/", ".").replace("~1", "/")
+            targets.append((f"${place.replace('~0', '~')}", resolved(reference, root)))
 
 
-def _is_pointer(node: Mapping[str, Any]) -> bool:
-    reference = node.get("$ref")
+def _is_pointer(reference: object) -> TypeGuard[str]:
     return isinstance(reference, str) and reference.startswith("#/")
 
 
@@ -145,7 +144,7 @@ def _keep_targets(root: dict[str, Any]) -> None:
     free = (name for name in map(str, itertools.count()) if name not in kept)
     for _, node in list(subschemas("$", root)):
         reference = node.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
+        if not _is_pointer(reference):
             continue
         if "/oneOf/" in reference or "/patternProperties/" in reference:
             target = resolved(reference, root)
