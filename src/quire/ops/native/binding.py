@@ -80,9 +80,7 @@ class NativeLibrary:
         self._library = library
         self._team = team
         self._team_handle = team.start(library)
-        self._functions = {
-            name: _declare(library, name, parameters) for name, parameters in _signatures().items()
-        }
+        self._functions = _functions(library)
 
     def call(self, name: str, *arguments: object) -> None:
         """Call `quire_<name>`. Raises EngineError when it reports a failure."""
@@ -176,6 +174,15 @@ def _open(name: str) -> ctypes.CDLL | str:
         return library
     _log.warning("narrower kernels instead of %s: %s", name, refusal.decode())
     return refusal.decode()
+
+
+@cache
+def _functions(library: ctypes.CDLL) -> Mapping[str, Callable[..., int]]:
+    """Return the kernels of a library by name. They take the team last, so that teams share
+    them."""
+    return MappingProxyType(
+        {name: _declare(library, name, parameters) for name, parameters in _signatures().items()}
+    )
 
 
 def _declare(library: ctypes.CDLL, name: str, parameters: tuple[type, ...]) -> Callable[..., int]:
