@@ -23,7 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("quire")
 
-# Two files run at a time: threads of torch that spin for each other would take most of the time.
+# Two files run at a time. Threads that wait for each other would take most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 limit_spinning()
 
 # Whoever runs the tests may have a file of defaults.
@@ -59,15 +60,14 @@ def light_collections() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def collected_garbage(light_collections: None) -> Iterator[None]:
     """Collect the garbage of a file at its end: it is at fault for what it left open. An engine
-    that slept has frozen what was there, so that all of it is collected."""
+    that slept has frozen what was there, so that all of it is collected. What lives on, such as
+    modules that the file was first to import, is frozen for the files that follow."""
     num_frozen = gc.get_freeze_count()
     yield
-    has_frozen = gc.get_freeze_count() > num_frozen
-    if has_frozen:
+    if gc.get_freeze_count() > num_frozen:
         gc.unfreeze()
     gc.collect()
-    if has_frozen:
-        gc.freeze()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -304,6 +304,19 @@ def test_products_of_another_instruction_set_keep_the_laws(
     assert_same(run_alone(llm, workload()), whole)
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_any_number_of_threads_is_one(
+    make: Maker, quantization: str | None, num_threads: int
+) -> None:
+    """Most other tests compute with one thread (tests/conftest.py)."""
+    one, more = (
+        run(make(quantization=quantization, num_threads=each, max_num_batched_tokens=11), workload())
+        for each in (1, num_threads)
+    )
+    assert_same(more, one)
+
+
 def test_kernels_are_the_reference(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     best = run(make(), workload())
     monkeypatch.setenv("QUIRE_CPU_ISA", "none")
