@@ -254,6 +254,39 @@ GATES = (
         vendor=True,
     ),
     Gate(
+        "loading",
+        (
+            *(f"tests/models/test_{name}.py" for name in ("gguf", "int8_cache", "latent_packed")),
+            *("tests/models/test_loader.py", "tests/models/test_packed*.py"),
+            *("tests/quantization/test_[cgo]*.py", "tests/quantization/test_quantize.py"),
+            *("tests/config/test_packed.py", "tests/layers/test_*.py"),
+        ),
+        (
+            *(*MODELS, "src/quire/compute/models/heads/**", "src/quire/config/**"),
+            *("src/quire/bundled/**", "src/quire/base/telemetry/**", "src/quire/protocol/**"),
+            "src/quire/__init__.py",
+            *(f"src/quire/text/rendering/{name}.py" for name in ("folder", "gguf", "pieces")),
+            *("src/quire/compute/worker/weight_stash.py", "tests/models/ranks.py"),
+            *("tests/models/test_golden.py", "tests/gguf_*.py", "tests/packed_writer.py"),
+        ),
+        ("compiler", "torch", "numpy", "transformers", "safetensors", "tokenizers", "hypothesis"),
+        sets=True,
+        vendor=True,
+    ),
+    Gate(
+        "sampling",
+        ("tests/sampling/test_*.py",),
+        (
+            *(*KERNELS, "src/quire/compute/sampling/**", "src/quire/protocol/**"),
+            "src/quire/base/foreign.py",
+            *("src/quire/base/telemetry/**", "src/quire/base/platform/**", "src/quire/__init__.py"),
+            "tests/sampling/*.py",
+        ),
+        ("compiler", "torch", "numpy", "scipy", "msgspec", "hypothesis"),
+        sets=True,
+        vendor=True,
+    ),
+    Gate(
         "scheduling",
         ("tests/scheduler/test_*.py", "tests/kv_cache/test_*.py"),
         (*SCHEDULING, "tests/scheduler/**", "tests/kv_cache/**", "tests/kv_subscriber.py"),
@@ -264,6 +297,15 @@ GATES = (
         ("tests/grammar/test_[!r]*.py", "tests/grammar/test_relaxed.py"),
         (*SCHEDULING, "tests/grammar/[!t]*.py", "tests/dialect/models.py"),
         ("numpy", "msgspec", "hypothesis", "llguidance", "tokenizers", "jsonschema"),
+    ),
+    Gate(
+        "dialects",
+        tuple(
+            f"tests/dialect/test_{name}.py"
+            for name in ("call_ids", "detect", "formats", "thinking")
+        ),
+        (*SCHEDULING, "src/quire/text/dialect/**", "tests/dialect/[!t]*.py"),
+        ("numpy", "msgspec", "hypothesis", "llguidance", "tokenizers", "jinja2", "jsonschema"),
     ),
     Gate(
         "rendering",
