@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
     "FAKE", "REAL", "SERVER", "TEMPLATE", "Forked", "ForkedProcess", "ForkedRank", "ForkedServer",
-    "OwnTemplate", "Template", "template_of",
+    "OwnTemplate", "Template", "function_of", "template_of",
 ]  # fmt: skip
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
@@ -138,7 +138,7 @@ class ForkedProcess:
         """command: command to spawn it."""
         read, write = os.pipe()
         try:
-            self.pid = template.start(*_function_of(command), {0: read, 1: 1, 2: 2})
+            self.pid = template.start(*function_of(command), {0: read, 1: 1, 2: 2})
         except BaseException:
             os.close(write)
             raise
@@ -216,7 +216,7 @@ class ForkedRank(Forked):
         with open(os.devnull, "wb") as nowhere:
             given = {0: read, 1: nowhere.fileno(), 2: 2, **{each: each for each in descriptors}}
             try:
-                super().__init__(template.start(*_function_of(command), given))
+                super().__init__(template.start(*function_of(command), given))
             except BaseException:
                 os.close(write)
                 raise
@@ -255,7 +255,7 @@ def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-def _function_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
+def function_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The `main` of the file or module that a command of Python runs, and its arguments."""
     _, file, *arguments = command
     if file == "-m":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from quire import LLM
+from quire.compute.executor.processes.group import RankGroup
+from tests.forked import REAL, ForkedRank, template_of
 
-__all__ = ["SMALL", "Maker", "collect_and_freeze", "kernels_by_flags", "small_engines"]
+__all__ = [
+    "SMALL", "Maker", "collect_and_freeze", "forked_ranks", "kernels_by_flags", "small_engines",
+]  # fmt: skip
 
 SMALL: Mapping[str, Any] = MappingProxyType(
     {
@@ -38,6 +42,19 @@ def kernels_by_flags() -> Iterator[None]:
     engines may have no time to, and the second choose others, which round otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quire.ops.kernel_timing.BUDGET_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_ranks() -> Iterator[None]:
+    """Fork ranks that an engine in this process starts (tests/forked.py), in rooms whose
+    `conftest.py` names this. The first one starts the template."""
+
+    def start_process(group: RankGroup, descriptors: Sequence[int]) -> Any:
+        return ForkedRank(template_of(REAL), group._command, descriptors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankGroup, "_start_process", start_process)
         yield
 
 

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import pytest
 
-from quire.compute.executor.processes.group import RankGroup
-from tests.forked import REAL, ForkedRank, template_of
-from tests.small_engines import kernels_by_flags
+from tests.small_engines import forked_ranks, kernels_by_flags
 from tests.waiting import WAIT_S
 
 __all__ = ["forked_ranks", "kernels_by_flags", "patient_disk"]
@@ -21,16 +16,3 @@ def patient_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.plan.kv_cache.sources.SAVE_SECONDS", WAIT_S)
     monkeypatch.setattr("quire.engine.core.moving_blocks.SECONDS_TO_SAVE", WAIT_S)
     monkeypatch.setattr("quire.plan.scheduler.loads.SECONDS_PER_TOKEN", 1.0)
-
-
-@pytest.fixture(scope="module")
-def forked_ranks() -> Iterator[None]:
-    """Ranks that an engine in this process starts are forked (tests/forked.py)."""
-    template = template_of(REAL)
-
-    def start_process(group: RankGroup, descriptors: Sequence[int]) -> Any:
-        return ForkedRank(template, group._command, descriptors)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankGroup, "_start_process", start_process)
-        yield

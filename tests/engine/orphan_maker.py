@@ -1,17 +1,15 @@
 """A front that starts a fake core, prints the core's pid and its directory, and waits to be killed.
 
-Run by `test_process_client.py`.
+`test_process_client.py` forks it from what a fake core imports, as this forks its core.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])
-
-from tests.engine.process_harness import ask, hosted, run  # noqa: E402
+from tests.engine import process_harness
+from tests.engine.process_harness import ask, hosted, run
+from tests.forked import OwnTemplate
 
 
 async def _work() -> None:
@@ -22,5 +20,8 @@ async def _work() -> None:
         await asyncio.sleep(3600)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    template = OwnTemplate()
+    process_harness.template_of = lambda _: template  # type: ignore[assignment]
     run(_work(), 3600)
+    return 0

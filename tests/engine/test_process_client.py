@@ -57,6 +57,7 @@ from tests.engine.process_harness import (
     until_idle,
     until_state,
 )
+from tests.forked import FAKE, Forked, template_of
 from tests.waiting import WAIT_S, wait_for
 
 
@@ -142,7 +143,7 @@ def test_an_abort_storm_leaks_nothing() -> None:
     async def work() -> None:
         rng = random.Random(0)
         async with hosted(FakeCoreOptions(num_blocks=64)) as host:
-            await asyncio.gather(*(one(host.client, i, rng) for i in range(400)))
+            await asyncio.gather(*(one(host.client, i, rng) for i in range(160)))
             assert host.client.num_unfinished == 0
             await until_idle(host.client)
             assert host.client.stats.aborted_total > 0
@@ -153,7 +154,7 @@ def test_an_abort_storm_leaks_nothing() -> None:
 
 def test_an_abort_frees_within_two_steps() -> None:
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.5)) as host:
+        async with hosted(FakeCoreOptions(step_s=0.3)) as host:
             stream = await ask(host.client, [1, 2, 3], max_tokens=200)
             await anext(stream)
             stream.abort()
@@ -302,7 +303,7 @@ def test_sigusr2_lets_a_core_finish_what_it_has() -> None:
     """And then it ends, and another one takes over."""
 
     async def work() -> None:
-        async with hosted(FakeCoreOptions(step_s=0.02)) as host:
+        async with hosted(FakeCoreOptions(step_s=0.01)) as host:
             found = Collected()
             asked = await ask(host.client, [1], max_tokens=200)
             stream = asyncio.ensure_future(collect(asked, found))
@@ -339,16 +340,18 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_a_core_dies_with_its_parent_and_the_next_start_clears_up() -> None:
-    script = Path(__file__).with_name("orphan_maker.py")
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    read, write = os.pipe()
+    given = {0: 0, 1: write, 2: 2}
+    parent = Forked(template_of(FAKE).start("tests.engine.orphan_maker:main", [], given))
+    os.close(write)
     try:
-        line = parent.stdout.readline().split()
+        with os.fdopen(read) as told:
+            line = told.readline().split()
         pid, directory = int(line[0]), Path(line[1])
         os.kill(pid, 0)
     finally:
         parent.kill()
         parent.wait()
-        parent.stdout.close()
     wait_for(lambda: not _is_alive(pid), "end of the core, which outlives its parent")
     with private_directory() as other:
         assert other.exists()

@@ -42,8 +42,8 @@ from tests.engine.process_harness import (
 )
 from tests.waiting import WAIT_S
 
-SILENCE_S = 2.0
-"""Silence after which a core counts as stalled where one is stopped: forty beats."""
+SILENCE_S = 1.0
+"""Silence after which a core counts as stalled where one is stopped: twenty beats."""
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +95,7 @@ def test_requests_go_to_the_least_busy_engine() -> None:
     async def work() -> None:
         async with replicas() as host:
             client: Any = host.client
-            streams = [await ask(client, [1, 2], max_tokens=400)]
+            streams = [await ask(client, [1, 2], max_tokens=160)]
             streams += [await ask(client, [1, 2], max_tokens=20) for _ in range(6)]
             counts = sorted(each.num_unfinished for each in clients_of(host))
             assert counts == [1, 6]

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.image_writer import MARKS, write_any_checkpoint
+from tests.small_engines import forked_ranks
+
+__all__ = ["forked_ranks", "kind", "kind_folder", "mark"]
 
 
 @pytest.fixture(scope="module", params=MARKS)

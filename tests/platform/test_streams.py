@@ -16,6 +16,8 @@ from tests.client.scripted_server import Script, serve_script
 from tests.waiting import WAIT_S, wait_for
 
 QUIRE = f"{sys.executable} -m quire"
+OVER_A_FAKE_CORE = f"{sys.executable} {Path(__file__).with_name('fake_core_serve.py')}"
+"""The same, whose cores compute with no torch."""
 ENGINE = "--max-model-len 128 --num-kv-blocks 64 --num-threads 1"
 
 
@@ -64,12 +66,16 @@ def test_texts_that_an_encoding_lacks_are_escaped(encoding: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("streams", ["full", "closed", "gone"])
-def test_a_server_outlives_its_output(streams: str) -> None:
+@pytest.mark.parametrize(
+    ("streams", "quire"),
+    [("full", OVER_A_FAKE_CORE), ("closed", QUIRE), ("gone", OVER_A_FAKE_CORE)],
+    ids=["full", "closed", "gone"],
+)
+def test_a_server_outlives_its_output(streams: str, quire: str) -> None:
     """At its start, and later: requests are answered, and it ends as asked."""
     uds = Path(f"/tmp/quire-{os.getpid()}-{streams}")
     redirection = {"full": ">/dev/full 2>&1", "closed": "<&- >&- 2>&-", "gone": "2>&1"}[streams]
-    command = f"exec {QUIRE} serve --uds {uds} {ENGINE} --served-model-name 日本 {redirection}"
+    command = f"exec {quire} serve --uds {uds} {ENGINE} --served-model-name 日本 {redirection}"
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     process = subprocess.Popen(
         ["/bin/sh", "-c", command], stdout=subprocess.PIPE, env=environment, start_new_session=True
