@@ -101,7 +101,7 @@ dump.gather_stacks = lambda directories: gather(directories, 60.0)
 
 
 def test_a_dump_has_the_stacks_of_all_fronts(short_tmp: Path) -> None:
-    with serving(short_tmp, code=PATIENT_DUMPS + TWO_FRONTS) as server:
+    with serving(short_tmp, code=PATIENT_DUMPS + TWO_FRONTS, is_forked=True) as server:
         wait_until_up(server)
         fronts = fronts_of(server)
         server.process.send_signal(signal.SIGUSR1)

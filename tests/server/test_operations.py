@@ -378,11 +378,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("method", "path", "options"), ASKED, ids=lambda value: str(value)[:40])
 def test_answers_are_as_the_schema_says(
-    method: str,
-    path: str,
-    options: dict[str, Any],
-    http: httpx.Client,
-    schema: dict[str, Any],
+    method: str, path: str, options: dict[str, Any], http: httpx.Client, schema: dict[str, Any]
 ) -> None:
     reply = http.request(method, path, **options)
     route = next(

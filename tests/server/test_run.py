@@ -192,10 +192,14 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
 
 
 NEXT_CORE_WAITS = """
-import functools, sys
-from quire.engine.supervision.supervisor import CORE_COMMAND, EngineSupervisor
-wait = "while [ -e {held} ]; do sleep 0.05; done; exec " + " ".join(CORE_COMMAND)
-held_up = functools.partial(EngineSupervisor, command=("sh", "-c", wait))
+import asyncio, os
+from quire.engine.supervision.supervisor import EngineSupervisor
+start_process = EngineSupervisor._start_process
+async def held_up(supervisor):
+    while os.path.exists("{held}"):
+        await asyncio.sleep(0.01)
+    return await start_process(supervisor)
+EngineSupervisor._start_process = held_up
 """
 
 
@@ -204,8 +208,8 @@ def test_streams_outlive_the_core(short_tmp: Path, tmp_path: Path) -> None:
     tell what happened."""
     asked = {**LONG, "max_tokens": 150, "seed": 5, "temperature": 0.9, "n": 2}
     held = tmp_path / "held"
-    code = CODE.replace("    )\nexcept", "        make_supervisor=held_up,\n    )\nexcept")
-    with serving(short_tmp, code=NEXT_CORE_WAITS.replace("{held}", str(held)) + code) as server:
+    code = NEXT_CORE_WAITS.replace("{held}", str(held)) + CODE
+    with serving(short_tmp, code=code, is_forked=True) as server:
         url = server.wait_until_ready()
         uncut = text_of(waiting.post(f"{url}{CHAT}", json=asked).text)
         with waiting.stream("POST", f"{url}{CHAT}", json=asked) as stream:
