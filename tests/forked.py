@@ -143,7 +143,7 @@ class ForkedProcess:
         has_output: bool = False,
     ) -> None:
         """command: command to spawn it. descriptors: numbers of descriptors that it gets, beside
-        its standard streams. has_output: its standard output is a pipe to this process."""
+        its standard streams. has_output: make its standard output a pipe to this process."""
         read, write = os.pipe()
         out, out_write = os.pipe() if has_output else (-1, 1)
         given = {0: read, 1: out_write, 2: 2, **{each: each for each in descriptors}}
@@ -305,7 +305,7 @@ class _Output:
         self._pipe = os.fdopen(descriptor, "rb", buffering=0)
 
     async def read(self, most: int) -> bytes:
-        """What there is, once there is something; empty at the end."""
+        """Wait for output and return it; empty at the end."""
         loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
         while (found := self._pipe.read(most)) is None:
             is_readable.clear()
@@ -374,7 +374,7 @@ def _become(told: dict[str, Any], given: Sequence[int]) -> None:
 
 
 def _name_of(function: str) -> str:
-    """Name of a process: that of its module."""
+    """Name that a process gets: its module."""
     return function.partition(":")[0].rpartition(".")[2]
 
 
