@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -110,7 +111,7 @@ class OwnTemplate(Template):
         self._orders, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             self._orders.close()
-            sys.exit(_call(_serve(other)))
+            _end_with(_serve(other))
         other.close()
 
 
@@ -134,16 +135,28 @@ class ForkedProcess:
     """A process with the part of `asyncio.subprocess.Process` that a supervisor uses, within one
     event loop."""
 
-    def __init__(self, template: Template, command: Sequence[str]) -> None:
-        """command: command to spawn it."""
+    def __init__(
+        self,
+        template: Template,
+        command: Sequence[str],
+        descriptors: Sequence[int] = (),
+        has_output: bool = False,
+    ) -> None:
+        """command: command to spawn it. descriptors: numbers of descriptors that it gets, beside
+        its standard streams. has_output: make its standard output a pipe to this process."""
         read, write = os.pipe()
+        out, out_write = os.pipe() if has_output else (-1, 1)
+        given = {0: read, 1: out_write, 2: 2, **{each: each for each in descriptors}}
+        self.stdout = _Output(out) if has_output else None
         try:
-            self.pid = template.start(*function_of(command), {0: read, 1: 1, 2: 2})
+            self.pid = template.start(*function_of(command), given)
         except BaseException:
             os.close(write)
             raise
         finally:
             os.close(read)
+            if has_output:
+                os.close(out_write)
         self.stdin = _Input(write)
         self.returncode: int | None = None
         self._ended = asyncio.Event()
@@ -284,6 +297,26 @@ class _Input:
             self._descriptor = -1
 
 
+class _Output:
+    """The pipe from the standard output of a process."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._pipe = os.fdopen(descriptor, "rb", buffering=0)
+
+    async def read(self, most: int) -> bytes:
+        """Wait for output and return it; empty at the end."""
+        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+        while (found := self._pipe.read(most)) is None:
+            is_readable.clear()
+            loop.add_reader(self._pipe, is_readable.set)
+            try:
+                await is_readable.wait()
+            finally:
+                loop.remove_reader(self._pipe)
+        return found
+
+
 # --- in the template ------------------------------------------------------------------------------
 
 
@@ -312,7 +345,7 @@ def _serve(orders: socket.socket) -> str:
                 time.sleep(0.001)
             if os.getppid() != told["parent"]:
                 os._exit(1)  # the caller has ended too
-            _control(PR_SET_NAME, b"python")
+            _control(PR_SET_NAME, _name_of(told["function"]).encode())
             _become(told, given)
             return told["function"]
         os.close(write)
@@ -340,21 +373,43 @@ def _become(told: dict[str, Any], given: Sequence[int]) -> None:
     sys.argv[1:] = told["arguments"]
 
 
-def _call(function: str) -> int:
-    """Call "module:name"; the status of a process."""
-    if not function:
-        return 0
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)()
+def _name_of(function: str) -> str:
+    """Name that a process gets: its module."""
+    return function.partition(":")[0].rpartition(".")[2]
 
 
-def main() -> int:
+def _end_with(function: str) -> NoReturn:
+    """Call "module:name", if it is not "", and end with the status that it returns. Threads are
+    waited for and functions of `atexit` run, as always; modules are left as they are, since taking
+    them apart costs half a second of the processor."""
+    status: object = 0
+    try:
+        if function:
+            module, _, name = function.partition(":")
+            status = getattr(importlib.import_module(module), name)()
+    except SystemExit as ended:
+        status = ended.code
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if not isinstance(status, int | None):
+        sys.stderr.write(f"{status}\n")
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status or 0)
+
+
+def main() -> NoReturn:
     sys.path[0] = str(ROOT)  # in place of this file's folder
     importlib.import_module(sys.argv[1])
     gc.collect()
     gc.freeze()
-    return _call(_serve(socket.socket(fileno=int(sys.argv[2]))))
+    _end_with(_serve(socket.socket(fileno=int(sys.argv[2]))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -311,7 +311,9 @@ def test_any_number_of_threads_is_one(
 ) -> None:
     """Most other tests compute with one thread (tests/conftest.py)."""
     one, more = (
-        run(make(quantization=quantization, num_threads=each, max_num_batched_tokens=11), workload())
+        run(
+            make(quantization=quantization, num_threads=each, max_num_batched_tokens=11), workload()
+        )
         for each in (1, num_threads)
     )
     assert_same(more, one)

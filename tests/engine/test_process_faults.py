@@ -119,8 +119,8 @@ def test_a_hang_is_noticed_and_ended(fatal: int) -> None:
 
     async def work() -> None:
         # It falls some beats after it began, so that the limit of beats holds, not that of starts.
-        options = FakeCoreOptions(step_s=0.05, fault_after=10)
-        limits = {"stall_s": 1.2, "silence_s": 0.4, "stalled_step_s": 0.4}
+        options = FakeCoreOptions(step_s=0.1, fault_after=5)
+        limits = {"stall_s": 2.0, "silence_s": 0.5, "stalled_step_s": 0.5}
         async with hosted(options, max_replays=1, **limits) as host:
             stream = asyncio.ensure_future(collect(await ask(host.client, [fatal], max_tokens=50)))
             await until_state(host.client, EngineState.STALLED)
@@ -197,7 +197,7 @@ def test_a_watch_that_fails_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(supervisor, "WATCH_AGAIN_S", 0.05)
 
     async def work() -> None:
-        async with hosted(stall_s=1.2, max_replays=0, silence_s=0.4) as host:
+        async with hosted(stall_s=2.0, max_replays=0, silence_s=0.5) as host:
             stream = asyncio.ensure_future(collect(await ask(host.client, [HANGER], max_tokens=5)))
             assert (await stream).finishes[0].reason is FinishReason.ERROR
             await until_state(host.client, EngineState.READY)
@@ -209,7 +209,7 @@ def test_a_watch_that_fails_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -
 def test_a_long_step_is_no_hang() -> None:
     async def work() -> None:
         async with hosted(FakeCoreOptions(step_s=0.8), stall_s=20.0) as host:
-            found = await collect(await ask(host.client, [1], max_tokens=2))
+            found = await collect(await ask(host.client, [1], max_tokens=5))
             assert found.finishes[0].reason is FinishReason.LENGTH
             assert host.client.status.restarts == 0
 

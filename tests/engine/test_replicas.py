@@ -42,8 +42,8 @@ from tests.engine.process_harness import (
 )
 from tests.waiting import WAIT_S
 
-SILENCE_S = 1.0
-"""Silence after which a core counts as stalled where one is stopped: twenty beats."""
+SILENCE_S = 2.0
+"""Silence after which a core counts as stalled where one is stopped: forty beats."""
 
 
 @contextlib.asynccontextmanager

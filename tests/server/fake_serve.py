@@ -7,6 +7,7 @@ of the front names it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -27,8 +28,12 @@ if __name__ == "__main__":
 from quire.config.settings import EngineSettings  # noqa: E402
 from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy  # noqa: E402
 from quire.server import Limits, ServerSettings, run_server  # noqa: E402
+from quire.server.processes import sole_front  # noqa: E402
 from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
+from tests.forked import TEMPLATE, Forked, ForkedProcess, OwnTemplate, template_of  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
+
+__all__ = ["FakeServeOptions", "FakeServer", "fake_server", "sole_front"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,7 @@ class FakeServeOptions:
 class FakeServer:
     """process: the front. directory: folder in which it may leave files."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes] | Forked
     port: int
     directory: Path
     core: FakeCoreOptions
@@ -56,7 +61,7 @@ class FakeServer:
         """Return the processes below the front: the core."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
-            return [int(child) for child in path.read_text().split()]
+            return [int(child) for child in path.read_text().split() if name_of(child) != TEMPLATE]
         return []
 
     def num_files(self) -> int:
@@ -70,27 +75,40 @@ class FakeServer:
 
 
 @contextlib.contextmanager
-def fake_server(options: FakeServeOptions) -> Iterator[FakeServer]:
-    """Yield a server whose port is open. It is killed at the end if it still runs."""
+def fake_server(options: FakeServeOptions, *, is_forked: bool = False) -> Iterator[FakeServer]:
+    """Yield a server whose port is open. It is killed at the end if it still runs. is_forked: fork
+    it and its cores (tests/forked.py), in place of starting Python."""
     with tempfile.TemporaryDirectory(prefix="q") as directory, tempfile.TemporaryFile() as written:
-        process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(dataclasses.asdict(options))],
-            stdout=subprocess.DEVNULL,
-            stderr=written,
-            text=True,
-            env={**os.environ, "TMPDIR": directory},
-            start_new_session=True,
-        )
+        process = _started(options, {**os.environ, "TMPDIR": directory}, written, is_forked)
         try:
             port = wait_for(lambda: named_port(process, written), "port of the server")
             yield FakeServer(process, port, Path(directory), options.core)
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
             wait_until_gone(process.pid)
 
 
-def named_port(process: subprocess.Popen[str], written: IO[bytes]) -> int | None:
+def _started(
+    options: FakeServeOptions, environment: dict[str, str], written: IO[bytes], is_forked: bool
+) -> subprocess.Popen[bytes] | Forked:
+    argument = json.dumps(dataclasses.asdict(options))
+    with open(os.devnull, "r+b") as nowhere:
+        if is_forked:
+            given = {0: nowhere.fileno(), 1: nowhere.fileno(), 2: written.fileno()}
+            template = template_of("tests.server.fake_serve")
+            function = "tests.server.fake_serve:forked_main"
+            return Forked(template.start(function, [argument], given, environment))
+        return subprocess.Popen(
+            [sys.executable, __file__, argument],
+            stdout=nowhere,
+            stderr=written,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def named_port(process: subprocess.Popen[bytes] | Forked, written: IO[bytes]) -> int | None:
     """The port in what the front has written so far."""
     status = process.poll()  # before it is read: a process that ended has written all
     text = os.pread(written.fileno(), 65536, 0).decode()
@@ -121,6 +139,26 @@ def members_of(session: int) -> list[int]:
             if int(of_process) == session and state != "Z":
                 found.append(int(path.parent.name))
     return found
+
+
+def name_of(process: int | str) -> str:
+    """Name of a process, "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
+
+
+def forked_main() -> int:
+    """Serve in a session of its own. Cores are forked too."""
+    os.setsid()
+    template = OwnTemplate()
+
+    async def start_process(supervisor: EngineSupervisor) -> asyncio.subprocess.Process:
+        found: Any = ForkedProcess(template, supervisor._command)
+        return found
+
+    EngineSupervisor._start_process = start_process  # type: ignore[method-assign]
+    return main()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A server's process that is forked, as are its cores (tests/forked.py).
+"""A server's process that is forked, as are its cores, their ranks, and fronts (tests/forked.py).
 
 Its first argument is "-c" or "-m", as a command of Python has them; the front of `python -m quire`
 or of some code runs then, in a session of its own.
@@ -14,9 +14,9 @@ from typing import Any
 from quire.engine.supervision.supervisor import EngineSupervisor
 from quire.entrypoints.cli import main as cli
 from quire.entrypoints.cli import serve
-from quire.server.processes import front_process, owner, sole_front
+from quire.server.processes import front_process, owner, sole_front, watched_front
 from tests.engine import real_core_process
-from tests.forked import ForkedProcess, OwnTemplate
+from tests.forked import REAL, ForkedProcess, OwnTemplate, function_of
 
 __all__ = ["front_process", "main", "owner", "real_core_process", "serve", "sole_front"]
 
@@ -26,10 +26,17 @@ def main() -> int:
     template = OwnTemplate()
 
     async def start_process(supervisor: EngineSupervisor) -> asyncio.subprocess.Process:
-        found: Any = ForkedProcess(template, supervisor._command)
+        function, arguments = function_of(supervisor._command)
+        found: Any = ForkedProcess(template, (sys.executable, "-m", REAL, function, *arguments))
         return found
 
+    async def spawn(listener: int) -> watched_front.WatchedFront:
+        command = watched_front.FRONT_COMMAND
+        found: Any = ForkedProcess(template, command, [listener], has_output=True)
+        return watched_front.WatchedFront(found)
+
     EngineSupervisor._start_process = start_process  # type: ignore[method-assign]
+    watched_front.WatchedFront.spawn = spawn  # type: ignore[method-assign]
     _, flag, what, *arguments = sys.argv
     sys.argv = [what, *arguments]
     if flag == "-m":

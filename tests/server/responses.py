@@ -9,6 +9,7 @@ from typing import Any
 import openai
 from openai.types.responses import Response
 
+from tests import waiting
 from tests.server.running import MODEL, RunningServer
 from tests.server.scripted import Script
 from tests.waiting import WAIT_S
@@ -44,6 +45,7 @@ def new_client(url: str, api_key: str = "none") -> openai.OpenAI:
         api_key=api_key,
         max_retries=0,
         timeout=WAIT_S,
+        http_client=waiting.PatientClient(),
         _strict_response_validation=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +45,9 @@ def remembered(timeline: Timeline, token_ids: list[int]) -> KnownPrompt:
     return PromptMemory(1).add(timeline, ids, tail=0, salt="", adapter="", media=(), parts=None)
 
 
+@functools.cache
 def bundled_front() -> ModelFront:
+    """The bundled model's, loaded once."""
     folder = bundled_model_path()
     return load_model_front(EngineSettings(), folder, read_model_spec(folder))
 

@@ -62,7 +62,7 @@ def stack_of_core(url: str) -> str:
 @in_a_loop
 async def test_a_core_that_is_stopped_is_shown_too() -> None:
     """Nobody asks the core: its ring is read as it left it."""
-    with fake_server(FakeServeOptions(enable_engine_control=True)) as server:
+    with fake_server(FakeServeOptions(enable_engine_control=True), is_forked=True) as server:
         await until_ready(server.port)
         assert post(url_of(server) + "/v1/completions", json=BODY).status_code == 200
         (core,) = server.descendants()
@@ -82,7 +82,7 @@ async def test_a_core_that_is_stopped_is_shown_too() -> None:
 
 @in_a_loop
 async def test_a_signal_writes_a_dump_and_the_server_goes_on() -> None:
-    with fake_server(FakeServeOptions()) as server:
+    with fake_server(FakeServeOptions(), is_forked=True) as server:
         await until_ready(server.port)
         server.process.send_signal(signal.SIGUSR1)
         dump = written(server.directory)
@@ -101,7 +101,7 @@ dump.gather_stacks = lambda directories: gather(directories, 60.0)
 
 
 def test_a_dump_has_the_stacks_of_all_fronts(short_tmp: Path) -> None:
-    with serving(short_tmp, code=PATIENT_DUMPS + TWO_FRONTS) as server:
+    with serving(short_tmp, code=PATIENT_DUMPS + TWO_FRONTS, is_forked=True) as server:
         wait_until_up(server)
         fronts = fronts_of(server)
         server.process.send_signal(signal.SIGUSR1)

@@ -37,7 +37,7 @@ from quire.server.settings import ServerSettings
 from tests.server.fake_serve import listening_sockets
 from tests.server.in_memory import InMemoryClient
 from tests.server.test_operations import samples
-from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving
+from tests.server.test_run import CHAT, CODE, LONG, Serving, children, name_of, refusal, serving
 from tests.waiting import WAIT_S, get, post, wait_for
 from tests.waiting import stream as open_stream
 
@@ -47,9 +47,7 @@ TWO_FRONTS = CODE.replace("uds=", "api_server_count=2, uds=").replace(
 PATIENT_FRONTS = """
 import sys
 from quire.server.processes import watched_front
-patient = "import sys; from quire.server.processes import front_process as front; " \\
-    "front.PATIENCE_S = 600.0; sys.exit(front.main())"
-watched_front.FRONT_COMMAND = (sys.executable, "-c", patient)
+watched_front.FRONT_COMMAND = (sys.executable, "-m", "tests.server.patient_front")
 """
 """A front that replaces another one refuses nobody, however long it takes to be ready."""
 ENDLESS = {**LONG, "max_tokens": 1900}
@@ -69,6 +67,8 @@ def fronts_of(server: Serving) -> set[int]:
     """Process ids."""
     found = set()
     for child in children(server.process.pid):
+        if name_of(child) in ("front_process", "patient_front"):  # it is forked
+            found.add(int(child))
         with contextlib.suppress(FileNotFoundError):
             if b"front_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.add(int(child))
@@ -135,7 +135,7 @@ def test_fronts_are_told_of_the_model_as_the_operator_named_it(tmp_path: Path) -
 
 def test_one_front_dies_and_the_other_serves_on(short_tmp: Path) -> None:
     asked = {**LONG, "stream": False, "max_tokens": 3}
-    with serving(short_tmp, code=PATIENT_FRONTS + TWO_FRONTS) as server:
+    with serving(short_tmp, code=PATIENT_FRONTS + TWO_FRONTS, is_forked=True) as server:
         url = wait_until_up(server)
         first = fronts_of(server)
         assert len(first) == 2 and len(children(server.process.pid)) == 3

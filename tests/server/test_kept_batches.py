@@ -57,7 +57,12 @@ def kept(tmp_path: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", timeout=WAIT_S) as found:
+    with openai.OpenAI(
+        base_url=f"{kept.url}/v1",
+        api_key="none",
+        timeout=WAIT_S,
+        http_client=waiting.PatientClient(),
+    ) as found:
         yield found
 
 
@@ -65,7 +70,12 @@ def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
 def started(folder: Path, engine: InMemoryClient) -> Iterator[tuple[RunningServer, openai.OpenAI]]:
     with (
         running_server(bundled_front(), settings(folder), engine) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=WAIT_S) as client,
+        openai.OpenAI(
+            base_url=f"{server.url}/v1",
+            api_key="none",
+            timeout=WAIT_S,
+            http_client=waiting.PatientClient(),
+        ) as client,
     ):
         yield server, client
 
@@ -307,7 +317,11 @@ def test_keys_see_their_own(tmp_path: Path) -> None:
         )
         url = f"{server.url}/v1"
         one, other = (
-            stack.enter_context(openai.OpenAI(base_url=url, api_key=key, timeout=WAIT_S))
+            stack.enter_context(
+                openai.OpenAI(
+                    base_url=url, api_key=key, timeout=WAIT_S, http_client=waiting.PatientClient()
+                )
+            )
             for key in KEYS
         )
         source = upload(one, line("one"))
@@ -335,7 +349,11 @@ def test_a_second_key_hides_nothing_of_the_first(tmp_path: Path) -> None:
         with (
             running_server(bundled_front(), settings(tmp_path, api_key=keys)) as server,
             openai.OpenAI(
-                base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0, timeout=WAIT_S
+                base_url=f"{server.url}/v1",
+                api_key=KEYS[0],
+                max_retries=0,
+                timeout=WAIT_S,
+                http_client=waiting.PatientClient(),
             ) as one,
         ):
             if number == 1:  # as a lone key's were kept before

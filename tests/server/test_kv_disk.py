@@ -88,6 +88,7 @@ def test_a_killed_core_finds_what_it_had_written(short_tmp: Path, tmp_path: Path
         (core,) = children(server.process.pid)
         os.kill(int(core), signal.SIGKILL)
         wait_for(lambda: core not in children(server.process.pid), "the end of the core")
+        wait_for(lambda: waiting.get(f"{url}/admin/status").json()["restarts"], "word of it")
         wait_for(lambda: waiting.get(f"{url}/readyz").status_code == 200, "another core")
         assert ask(url) == (HIT, cold)
         assert ask(url, cache_salt="another tenant")[0] == 0

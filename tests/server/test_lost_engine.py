@@ -108,7 +108,7 @@ def test_a_core_is_killed_at_any_moment(record_property: Callable[[str, object],
         await until_ready(server.port)
         assert not any((await leftovers(server.port)).values())
 
-    with fake_server(options) as server:
+    with fake_server(options, is_forked=True) as server:
         asyncio.run(asyncio.wait_for(work(server), 240 * SCALE))
     for name, count in sorted(found.items()):
         record_property(name, count)

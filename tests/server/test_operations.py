@@ -320,6 +320,12 @@ def test_schema_names_every_route_and_field(http: httpx.Client) -> None:
         assert content["schema"]["$ref"].rpartition("/")[2] in schemas
 
 
+@pytest.fixture(scope="module")
+def schema(server: RunningServer) -> dict[str, Any]:
+    """The document of the module's server."""
+    return waiting.get(f"{server.url}/openapi.json").json()
+
+
 def test_schema_tells_every_status_and_its_form(http: httpx.Client) -> None:
     """Fault: generated clients know no error, and take /metrics for JSON."""
     document = http.get("/openapi.json").json()
@@ -372,19 +378,18 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("method", "path", "options"), ASKED, ids=lambda value: str(value)[:40])
 def test_answers_are_as_the_schema_says(
-    method: str, path: str, options: dict[str, Any], http: httpx.Client
+    method: str, path: str, options: dict[str, Any], http: httpx.Client, schema: dict[str, Any]
 ) -> None:
-    document = http.get("/openapi.json").json()
     reply = http.request(method, path, **options)
     route = next(
         operations[method]
-        for known, operations in document["paths"].items()
+        for known, operations in schema["paths"].items()
         if re.fullmatch(re.sub(r"\{.*?\}", "[^/]+", known), path)
     )
     response = route["responses"][str(reply.status_code)]
     content = response["content"][reply.headers["content-type"].partition(";")[0]]
     name = content["schema"]["$ref"].rpartition("/")[2]
-    fields = document["components"]["schemas"][name]
+    fields = schema["components"]["schemas"][name]
     found = reply.json()
     if method == "post" and path == "/admin/prefixes":
         assert http.delete(f"{path}/{found['id']}").status_code == 200
@@ -399,16 +404,17 @@ NUMERIC = [
 
 
 @pytest.mark.parametrize("name", NUMERIC)
-def test_bounds_of_the_schema_are_those_of_the_server(name: str, http: httpx.Client) -> None:
-    document = http.get("/openapi.json").json()
-    field = document["components"]["schemas"]["CompletionRequest"]["properties"][name]
+def test_bounds_of_the_schema_are_those_of_the_server(
+    name: str, http: httpx.Client, schema: dict[str, Any]
+) -> None:
+    field = schema["components"]["schemas"]["CompletionRequest"]["properties"][name]
     (number,) = [each for each in field["anyOf"] if each["type"] in ("integer", "number")]
     assert number.keys() & {"minimum", "maximum"}
     step = 1 if number["type"] == "integer" else 1e-3
     for bound, beyond in (("minimum", -step), ("maximum", step)):
         if bound not in number:
             continue
-        body = {"prompt": "x", "max_tokens": 200, "echo": name == "max_tokens"}
+        body = {"prompt": "x", "max_tokens": 8, "echo": name == "max_tokens"}
         for value, is_taken in ((number[bound], True), (number[bound] + beyond, False)):
             reply = http.post("/v1/completions", json={**body, name: value})
             at_fault = reply.status_code == 400 and reply.json()["error"]["param"] == name
@@ -459,15 +465,16 @@ def beyond(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_bound_of_the_schema_is_held(http: httpx.Client, path: str) -> None:
+def test_every_bound_of_the_schema_is_held(
+    http: httpx.Client, path: str, schema: dict[str, Any]
+) -> None:
     """Fault: a client that goes by the schema is refused, or one that breaks it is served."""
-    document = http.get("/openapi.json").json()
-    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    content = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     name = content["schema"]["$ref"].rpartition("/")[2]
-    fields = document["components"]["schemas"][name]["properties"]
+    fields = schema["components"]["schemas"][name]["properties"]
     tried = set[str]()
-    for field, schema in fields.items():
-        for value in beyond(schema):
+    for field, described in fields.items():
+        for value in beyond(described):
             tried.add(field)
             reply = http.post(path, json={**BODIES[path], field: value})
             shown = (field, str(value)[:60], reply.text)

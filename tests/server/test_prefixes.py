@@ -29,7 +29,7 @@ from tests.engine.process_harness import ask, collect, hosted, run, until_state
 from tests.engine.test_replicas import clients_of, replicas
 from tests.server import in_memory
 from tests.server.running import RunningServer, running_server
-from tests.server.test_run import CODE, children, serving
+from tests.server.test_run import CODE, children, name_of, serving
 from tests.waiting import WAIT_S, wait_for
 
 PREFIXES = "/admin/prefixes"
@@ -332,11 +332,13 @@ def test_files_that_are_none(
 def test_the_whole_command_pins_files_and_pins_them_again(
     short_tmp: Path, tmp_path: Path, num_fronts: int
 ) -> None:
-    """Pinned once, although there are several fronts; and again by the next core."""
+    """Pinned once, although there are several fronts; and again by the next core. With several, all
+    processes are spawned."""
     file = tmp_path / "harbour.txt"
     file.write_text("The harbour master keeps a list of all ships that have come in since May.\n")
     settings = f"api_server_count={num_fronts}, pin_prefix=({str(file)!r},), uds="
-    with serving(short_tmp, code=CODE.replace("uds=", settings)) as server:
+    code = CODE.replace("uds=", settings)
+    with serving(short_tmp, code=code, is_forked=num_fronts == 1) as server:
         wait_for(lambda: "startup complete" in server.text, "start")
         url = server.wait_until_ready()
         with waiting.PatientClient(base_url=url) as http:
@@ -354,7 +356,8 @@ def test_the_whole_command_pins_files_and_pins_them_again(
 
 
 def is_core(process: object) -> bool:
-    return b"core_process" in Path(f"/proc/{process}/cmdline").read_bytes()
+    command = Path(f"/proc/{process}/cmdline").read_bytes()
+    return b"core_process" in command or name_of(str(process)) == "forked_core"
 
 
 def is_pinned_again(http: httpx.Client) -> bool:
@@ -364,6 +367,6 @@ def is_pinned_again(http: httpx.Client) -> bool:
 
 def test_a_file_that_is_missing_ends_the_start(short_tmp: Path) -> None:
     code = CODE.replace("uds=", "pin_prefix=('/no/such/file',), uds=")
-    with serving(short_tmp, code=code) as server:
+    with serving(short_tmp, code=code, is_forked=True) as server:
         assert server.end() == 1
     assert "ConfigError: The file of --pin-prefix cannot be read: /no/such/file" in server.text

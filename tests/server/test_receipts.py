@@ -303,7 +303,7 @@ def test_receipts_of_a_loaded_server_are_made_again(
     same receipts; a fresh engine with another batch size says that they are equal."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     key = key_file(tmp_path)
-    with serving_by_command(short_tmp, *FLAGS, "--receipt-key", str(key)) as server:
+    with serving_by_command(short_tmp, *FLAGS, "--receipt-key", str(key), is_forked=True) as server:
         url = server.wait_until_ready()
         load(url, 0)
         wait_for(lambda: metric(url, "num_preemptions") > 0, "a preemption")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
 from tests.forked import SERVER, TEMPLATE, ForkedServer, template_of
-from tests.server.fake_serve import listening_sockets, members_of
+from tests.server.fake_serve import listening_sockets, members_of, name_of
 from tests.waiting import WAIT_S, wait_for
 
 CODE = """
@@ -159,13 +159,6 @@ def children(pid: int) -> list[str]:
     return [each for each in found if name_of(each) != TEMPLATE]
 
 
-def name_of(pid: str) -> str:
-    """Name of a process, "" if it has ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
 def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
     with serving(short_tmp) as server:
         url = server.url()
@@ -199,10 +192,14 @@ def test_serves_drains_and_leaves_nothing(short_tmp: Path) -> None:
 
 
 NEXT_CORE_WAITS = """
-import functools, sys
-from quire.engine.supervision.supervisor import CORE_COMMAND, EngineSupervisor
-wait = "while [ -e {held} ]; do sleep 0.05; done; exec " + " ".join(CORE_COMMAND)
-held_up = functools.partial(EngineSupervisor, command=("sh", "-c", wait))
+import asyncio, os
+from quire.engine.supervision.supervisor import EngineSupervisor
+start_process = EngineSupervisor._start_process
+async def held_up(supervisor):
+    while os.path.exists("{held}"):
+        await asyncio.sleep(0.01)
+    return await start_process(supervisor)
+EngineSupervisor._start_process = held_up
 """
 
 
@@ -211,8 +208,8 @@ def test_streams_outlive_the_core(short_tmp: Path, tmp_path: Path) -> None:
     tell what happened."""
     asked = {**LONG, "max_tokens": 150, "seed": 5, "temperature": 0.9, "n": 2}
     held = tmp_path / "held"
-    code = CODE.replace("    )\nexcept", "        make_supervisor=held_up,\n    )\nexcept")
-    with serving(short_tmp, code=NEXT_CORE_WAITS.replace("{held}", str(held)) + code) as server:
+    code = NEXT_CORE_WAITS.replace("{held}", str(held)) + CODE
+    with serving(short_tmp, code=code, is_forked=True) as server:
         url = server.wait_until_ready()
         uncut = text_of(waiting.post(f"{url}{CHAT}", json=asked).text)
         with waiting.stream("POST", f"{url}{CHAT}", json=asked) as stream:
@@ -279,14 +276,18 @@ def test_requests_that_do_not_end_get_an_error(
     assert list(short_tmp.iterdir()) == []
 
 
+PROCESSES = ["forked_core", "forked_serve", "rank_process"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_drains(short_tmp: Path, number: signal.Signals) -> None:
     """Shells send Ctrl-C, and service managers send SIGTERM, to the core and to the ranks that it
     has started as well. Turns red when one of them ends at it, or stays."""
     code = CODE.replace("num_threads=1", "num_threads=1, tensor_parallel_size=2")
-    with serving(short_tmp, code=code) as server:
+    with serving(short_tmp, code=code, is_forked=True) as server:
         url = server.wait_until_ready()
-        assert len(members_of(server.process.pid)) >= 3, "front, core and rank"
+        names = [name_of(str(each)) for each in members_of(server.process.pid)]
+        assert sorted(set(names) - {TEMPLATE}) == PROCESSES
         with waiting.stream("POST", f"{url}{CHAT}", json={**LONG, "n": 4}) as stream:
             lines = stream.iter_lines()
             next(lines)

@@ -26,7 +26,7 @@ from tests.server.in_memory import RealClient
 from tests.server.running import RunningServer, running_server
 
 KEY = "k" * 16
-SETTINGS: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 128, "quiet": True}
+SETTINGS: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 48, "quiet": True}
 PROMPTS = [[5, 17, 301, 42, 8, 11, 19, 23], [9, 8, 7, 6, 5]]
 ROUTES = (
     "/init_weight_transfer_engine",
@@ -179,11 +179,11 @@ def http(updated: RunningServer) -> Iterator[httpx.Client]:
 def test_they_are_closed_without_the_switch_and_without_a_key(
     server: RunningServer, updated: RunningServer, path: str
 ) -> None:
-    closed = httpx.post(server.url + path, json={})
+    closed = waiting.post(server.url + path, json={})
     assert closed.status_code == 404 and "--enable-engine-control" in closed.text
-    assert httpx.post(updated.url + path, json={}).status_code == 401
+    assert waiting.post(updated.url + path, json={}).status_code == 401
     for name in ("/get_world_size", "/weight_info", "/server_info"):
-        assert httpx.get(updated.url + name).status_code == 401
+        assert waiting.get(updated.url + name).status_code == 401
 
 
 def test_a_trainer_updates_the_model_and_reads_its_new_answers(

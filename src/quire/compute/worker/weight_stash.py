@@ -45,7 +45,7 @@ class DroppedTensors:
         the process for the collector. They are visited if nothing less frees a tensor, since there
         may be a million of them."""
         gc.collect()
-        if gc.get_freeze_count() > 0 and self._linger(owner):
+        if self._linger(owner) and gc.get_freeze_count() > 0:  # the count visits them too
             gc.unfreeze()
             gc.collect()
             gc.freeze()
