@@ -1,10 +1,10 @@
 """The laws of docs/architecture.md on the real engine, greedy and seeded, at depth 1, 2 and 3.
 
-Each law runs one workload in two ways. One of them is mostly `whole`: all at once, in an engine with
-room for it. With the C++ kernels tokens and log-probabilities are equal to the bit, since no sum
-depends on the batch. In plain torch matrix products of another size may round differently, so two
-runs may part where the two best tokens are closer than GAP, and nowhere else; so may kernels and
-reference.
+Each law runs one workload in two ways. One of them is mostly `whole`: all at once, in an engine
+with room for it. With the C++ kernels tokens and log-probabilities are equal to the bit, since no
+sum depends on the batch. In plain torch matrix products of another size may round differently, so
+two runs may part where the two best tokens are closer than GAP, and nowhere else; so may kernels
+and reference.
 """
 
 from __future__ import annotations
