@@ -211,7 +211,7 @@ def test_hit_on_a_disk_is_cold(make: Maker, depth: int, tmp_path: Path, whole: W
 
 @DEPTHS
 def test_preempted_is_not(make: Maker, depth: int, whole: Whole) -> None:
-    llm = make(depth=depth, num_kv_blocks=60, max_model_len=48)
+    llm = make(depth=depth, num_kv_blocks=56, max_model_len=48)
     assert_same(run(llm, workload()), whole.answers)
     groups = len(llm.engine.resolved.layout.groups)
     windows = [group.window for group in llm.engine.resolved.layout.groups]

@@ -24,10 +24,11 @@ from quire.config.speculation.mtp import MTPDraft
 from quire.engine.convert import convert_model
 from quire.lora.request import LoRARequest
 from quire.plan.speculation.policy import DraftPolicy
+from tests.engine import test_recurrent_drafts as recurrent_drafts
 from tests.engine.conftest import forked_ranks
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
-from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling
+from tests.engine.test_recurrent_drafts import PROMPTS
 from tests.engine.test_recurrent_models import prompt_of
 from tests.lora.adapters import write_adapter
 from tests.models.test_latent_packed import write_pair
@@ -53,6 +54,15 @@ SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 256, "num_kv_bloc
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 LONG = {"max_position_embeddings": 256}
 START = f"model.layers.{NUM_LAYERS}."
+
+
+def sampling() -> list[SamplingParams]:
+    return recurrent_drafts.sampling(32)
+
+
+def run(llm: LLM, prompts: Sequence[list[int]] = PROMPTS) -> list[RequestOutput]:
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(asked, sampling()[: len(prompts)], use_tqdm=False)
 
 
 def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
