@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 from torch.nn.functional import silu
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
-__all__ = ["CausalStates", "Guess", "Target", "guess", "longest_first"]
+__all__ = ["AT_ONCE", "CausalStates", "Guess", "Target", "guesses", "longest_first"]
+
+AT_ONCE = 32
+"""Sequences that a reference computes in one forward."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -41,7 +45,8 @@ class CausalStates:
 
 
 def longest_first(seen: Iterable[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Order tokens and their guesses so that `CausalStates` computes few sequences."""
+    """Order tokens and their guesses so that `CausalStates` computes few sequences, and those of
+    about one length stand together."""
     return sorted(seen, key=lambda each: -len(each[0]))
 
 
@@ -71,31 +76,43 @@ class Target:
 
 
 @torch.inference_mode()
-def guess(
+def guesses(
     method: str,
     weights: Tensors,
     config: Mapping[str, Any],
     target: Target,
-    tokens: Sequence[int],
-    count: int,
-) -> list[Guess]:
-    """Guess `count` tokens after `tokens`, of which the model has computed all but the last."""
+    asked: Sequence[tuple[Sequence[int], int]],
+) -> list[list[Guess]]:
+    """Guess so many tokens after each of these, of which the model has computed all but the last.
+    Tokens of about one length should stand together."""
     weights = {name: tensor.float() for name, tensor in weights.items()}
     layers = config.get("eagle_aux_hidden_state_layer_ids", []) if method == "eagle3" else []
-    states = target.states(tokens[:-1], layers)
-    if method == "medusa":
-        return [_best(_medusa(weights, head, states[-1])) for head in range(count)]
-    return _follow(method, weights, config, target, list(tokens), states, count)
+    found: list[list[Guess]] = []
+    for start in range(0, len(asked), AT_ONCE):
+        some = asked[start : start + AT_ONCE]
+        states = [target.states(tokens[:-1], layers) for tokens, _ in some]
+        most = max(count for _, count in some)
+        if method == "medusa":
+            last = torch.stack([each[-1] for each in states])
+            by_place = [_best(_medusa(weights, head, last)) for head in range(most)]
+        else:
+            known = [torch.tensor(tokens) for tokens, _ in some]
+            by_place = _follow(method, weights, config, target, known, states, most)
+        found += [
+            list(row[:count])
+            for row, (_, count) in zip(zip(*by_place, strict=True), some, strict=True)
+        ]
+    return found
 
 
 def _medusa(weights: Tensors, head: int, state: torch.Tensor) -> torch.Tensor:
     block = 0
     while f"{head}.{block}.linear.weight" in weights:
-        inner = weights[f"{head}.{block}.linear.weight"] @ state
+        inner = state @ weights[f"{head}.{block}.linear.weight"].T
         bias = weights.get(f"{head}.{block}.linear.bias")
         state = state + silu(inner if bias is None else inner + bias)
         block += 1
-    return weights[f"{head}.{block}.weight"] @ state
+    return state @ weights[f"{head}.{block}.weight"].T
 
 
 def _follow(
@@ -103,35 +120,41 @@ def _follow(
     weights: Tensors,
     config: Mapping[str, Any],
     target: Target,
-    tokens: list[int],
-    states: torch.Tensor,
+    tokens: list[torch.Tensor],
+    states: list[torch.Tensor],
     count: int,
-) -> list[Guess]:
+) -> list[list[Guess]]:
+    """Guess for each row, `count` times. No token sees what is behind it, so neither what shorter
+    rows are filled up with."""
     if method == "eagle3":
-        states = states @ weights["fc.weight"].T
-    found: list[Guess] = []
+        states = [each @ weights["fc.weight"].T for each in states]
+    found: list[list[Guess]] = []
     for _ in range(count):
-        embedded = target.embed(torch.tensor(tokens[1:]))
+        embedded = target.embed(pad_sequence([each[1:] for each in tokens], True))
+        given = pad_sequence(states, True)
         if method == "eagle":
-            x = torch.cat((embedded, states), 1) @ weights["fc.weight"].T + weights["fc.bias"]
+            x = torch.cat((embedded, given), -1) @ weights["fc.weight"].T + weights["fc.bias"]
             residual = x
         else:
-            normed = _norm(states, weights["midlayer.hidden_norm.weight"], config)
+            normed = _norm(given, weights["midlayer.hidden_norm.weight"], config)
             x = torch.cat(
-                (_norm(embedded, weights["midlayer.input_layernorm.weight"], config), normed), 1
+                (_norm(embedded, weights["midlayer.input_layernorm.weight"], config), normed), -1
             )
-            residual = normed if config.get("norm_before_residual") else states
+            residual = normed if config.get("norm_before_residual") else given
         name = "layers.0." if method == "eagle" else "midlayer."
-        output = _layer(weights, name, x, residual, config)[-1]
+        ends = torch.tensor([len(each) - 1 for each in states])
+        output = _layer(weights, name, x, residual, config)[torch.arange(len(ends)), ends]
         logits = target.head(output)
         if method == "eagle3":
-            own = weights["lm_head.weight"] @ _norm(output, weights["norm.weight"], config)
+            own = _norm(output, weights["norm.weight"], config) @ weights["lm_head.weight"].T
             logits = torch.full_like(logits, -torch.inf)
-            for index, value in enumerate(own):
-                logits[index + int(weights["d2t"][index])] = value
+            logits[:, torch.arange(own.shape[1]) + weights["d2t"].long()] = own
         found.append(_best(logits))
-        tokens = [*tokens, found[-1].token]
-        states = torch.cat((states, output[None]))
+        tokens = [
+            torch.cat((row, torch.tensor([each.token])))
+            for row, each in zip(tokens, found[-1], strict=True)
+        ]
+        states = [torch.cat((row, last[None])) for row, last in zip(states, output, strict=True)]
     return found
 
 
@@ -142,17 +165,18 @@ def _layer(
     residual: torch.Tensor,
     config: Mapping[str, Any],
 ) -> torch.Tensor:
+    """[N, T, W]: the output of the layer for each token."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    dim, length = config["head_dim"], len(x)
+    dim, length = config["head_dim"], x.shape[1]
     q, k, v = (
-        (x @ weights[f"{name}self_attn.{part}_proj.weight"].T).view(length, -1, dim)
+        (x @ weights[f"{name}self_attn.{part}_proj.weight"].T).unflatten(-1, (-1, dim))
         for part in "qkv"
     )
     q, k = _rotate(q, config["rope_theta"]), _rotate(k, config["rope_theta"])
-    k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5
+    k, v = (each.repeat_interleave(heads // kv_heads, 2) for each in (k, v))
+    scores = torch.einsum("nqhd,nkhd->nhqk", q, k) * dim**-0.5
     scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
-    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
+    attended = torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), v).flatten(2)
     stream = residual + attended @ weights[f"{name}self_attn.o_proj.weight"].T
     inner = _norm(stream, weights[f"{name}post_attention_layernorm.weight"], config)
     gate, up, down = (weights[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
@@ -160,9 +184,9 @@ def _layer(
 
 
 def _rotate(heads: torch.Tensor, theta: float) -> torch.Tensor:
-    """Turn the pairs of each head [T, H, D] by the positions 0 … T - 1."""
-    half = heads.shape[2] // 2
-    angles = torch.arange(len(heads))[:, None] * theta ** -(torch.arange(half) / half)
+    """Turn the pairs of each head [N, T, H, D] by the positions 0 … T - 1."""
+    half = heads.shape[3] // 2
+    angles = torch.arange(heads.shape[1])[:, None] * theta ** -(torch.arange(half) / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     low, high = heads[..., :half], heads[..., half:]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
@@ -172,6 +196,10 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, config: Mapping[str, Any]) -> t
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]) * weight
 
 
-def _best(logits: torch.Tensor) -> Guess:
-    (first, second), (token, _) = logits.topk(2)
-    return Guess(int(token), float(first - second))
+def _best(logits: torch.Tensor) -> list[Guess]:
+    """Guess for each row."""
+    values, tokens = logits.topk(2)
+    return [
+        Guess(token, first - second)
+        for token, (first, second) in zip(tokens[:, 0].tolist(), values.tolist(), strict=True)
+    ]

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.gguf_writer import gguf_tensors, write_gguf
 from tests.models.families import Case, write_checkpoint
 from tests.models.test_gguf import architecture_of, settings_of
-from tests.speculation.head_reference import CausalStates, Guess
+from tests.speculation.head_reference import AT_ONCE, CausalStates, Guess
 
 __all__ = [
     "DELTA",
@@ -72,30 +73,46 @@ class MTPOracle:
         return self._base(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
 
     @torch.inference_mode()
-    def guess(self, tokens: Sequence[int], count: int) -> list[Guess]:
-        """Guess `count` tokens after `tokens`, of which the model has computed all but the last."""
-        tokens, states = list(tokens), self.states(tokens[:-1])
-        found: list[Guess] = []
-        for _ in range(count):
-            stream = self._stream(tokens[1:], states)
-            normed = self._norm("norm", stream)
-            (first, second), (token, _) = self._head(normed[-1]).topk(2)
-            found.append(Guess(int(token), float(first - second)))
-            tokens.append(int(token))
-            states = torch.cat((states, (normed if self._is_delta else stream)[-1:]))
+    def guesses(self, asked: Sequence[tuple[Sequence[int], int]]) -> list[list[Guess]]:
+        """Guess so many tokens after each of these, of which the model has computed all but the
+        last. Tokens of about one length should stand together."""
+        found: list[list[Guess]] = []
+        for start in range(0, len(asked), AT_ONCE):
+            found += self._guesses_at_once(asked[start : start + AT_ONCE])
         return found
 
-    def joined(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """[T, 2E], the input of the projection. tokens: the one after each state."""
-        embedded = self._base.embed_tokens(torch.tensor(tokens)).clone()
-        if not self._is_delta:
-            embedded[0] = 0.0
-        normed = self._norm("pre_fc_norm_embedding", embedded)
-        return torch.cat((normed, self._norm("pre_fc_norm_hidden", states)), 1)
+    def _guesses_at_once(self, asked: Sequence[tuple[Sequence[int], int]]) -> list[list[Guess]]:
+        known = [torch.tensor(tokens) for tokens, _ in asked]
+        states = [self.states(tokens[:-1]) for tokens, _ in asked]
+        found: list[list[Guess]] = [[] for _ in asked]
+        for _ in range(max(count for _, count in asked)):
+            last = self._last_of_streams([tokens[1:] for tokens in known], states)
+            normed = self._norm("norm", last)
+            values, tokens = self._head(normed).topk(2)
+            ahead = normed if self._is_delta else last
+            for row, (first, second) in enumerate(values.tolist()):
+                found[row].append(Guess(int(tokens[row, 0]), first - second))
+                known[row] = torch.cat((known[row], tokens[row, :1]))
+                states[row] = torch.cat((states[row], ahead[row : row + 1]))
+        return [each[:count] for each, (_, count) in zip(found, asked, strict=True)]
 
-    def _stream(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        x = self.joined(tokens, states) @ self._parts["fc"].T
-        return self._inner(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
+    def joined(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """[..., T, 2E], the input of the projection. tokens: the one after each state."""
+        embedded = self._base.embed_tokens(tokens).clone()
+        if not self._is_delta:
+            embedded[..., 0, :] = 0.0
+        normed = self._norm("pre_fc_norm_embedding", embedded)
+        return torch.cat((normed, self._norm("pre_fc_norm_hidden", states)), -1)
+
+    def _last_of_streams(
+        self, tokens: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """[N, E]: the output of the block for the last token of each. No token sees what is behind
+        it, so neither what shorter ones are filled up with."""
+        x = self.joined(pad_sequence(tokens, True), pad_sequence(states, True))
+        stream = self._inner(inputs_embeds=x @ self._parts["fc"].T, use_cache=False)
+        ends = torch.tensor([len(each) - 1 for each in tokens])
+        return stream.last_hidden_state[torch.arange(len(ends)), ends]
 
     def _norm(self, part: str, x: torch.Tensor) -> torch.Tensor:
         weight = self._parts[part] + 1.0 if self._is_delta else self._parts[part]
@@ -119,7 +136,7 @@ class MTPOracle:
         states = [self.states(tokens) for tokens in sequences]
         given = torch.cat(
             [
-                self.joined(list(tokens)[1:], own[:-1])
+                self.joined(torch.tensor(list(tokens)[1:]), own[:-1])
                 for tokens, own in zip(sequences, states, strict=True)
             ]
         ).double()

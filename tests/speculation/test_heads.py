@@ -20,7 +20,7 @@ from quire.protocol import EngineRequest
 from quire.protocol.step import StepPlan
 from tests.engine.test_laws import assert_same
 from tests.pairs import LAWS_BY_PAIRS
-from tests.speculation.head_reference import Target, guess, longest_first
+from tests.speculation.head_reference import Target, guesses, longest_first
 from tests.speculation.head_writer import (
     HEAD_METHODS,
     config_of,
@@ -238,9 +238,11 @@ def test_guesses_equal_the_published_computation(
     llm.generate(prompts[-1:], params, use_tqdm=False)
     assert len(watched.seen) > 60
     num_compared = 0
-    for tokens, drafts in longest_first(watched.seen):
-        wanted = guess(method, tensors, config_of(method), target, tokens, len(drafts))
-        for draft, right in zip(drafts, wanted, strict=True):
+    seen = longest_first(watched.seen)
+    asked = [(tokens, len(drafts)) for tokens, drafts in seen]
+    wanted = guesses(method, tensors, config_of(method), target, asked)
+    for (_, drafts), found in zip(seen, wanted, strict=True):
+        for draft, right in zip(drafts, found, strict=True):
             if right.margin < 2e-3:
                 break  # either may win
             assert draft == right.token
@@ -284,7 +286,7 @@ def test_medusa_in_the_layout_of_other_engines_is_the_same(
     llm.generate(PROMPTS[0], params, use_tqdm=False)
     tokens, drafts = watched.seen[0]
     assert len(drafts) == 4  # there are no more heads
-    wanted = guess("medusa", tensors, {}, target, tokens, 4)
+    (wanted,) = guesses("medusa", tensors, {}, target, [(tokens, 4)])
     assert drafts == [each.token for each in wanted]
     assert 0 < totals(llm).drafts <= 4 * totals(llm).rows  # only what was made is counted
 

@@ -94,7 +94,7 @@ def within(offered: list[int], most: int) -> list[int]:
 
 
 def sampling() -> list[SamplingParams]:
-    plain: dict[str, Any] = {"max_tokens": 32, "logprobs": 2}
+    plain: dict[str, Any] = {"max_tokens": 20, "logprobs": 2}
     return [
         SamplingParams(temperature=0, **plain),
         SamplingParams(temperature=0, ignore_eos=True, **plain),
@@ -108,8 +108,8 @@ def sampling() -> list[SamplingParams]:
         SamplingParams(temperature=0, logit_bias={5: 2.0, 9: -100.0}, **plain),
         SamplingParams(temperature=0, bad_words=["the"], **plain),
         SamplingParams(temperature=0, stop=["cat", "wo t"], **plain),
-        SamplingParams(temperature=0.7, seed=4, n=3, max_tokens=30),
-        SamplingParams(temperature=0, min_tokens=20, max_tokens=40),
+        SamplingParams(temperature=0.7, seed=4, n=3, max_tokens=20),
+        SamplingParams(temperature=0, min_tokens=12, max_tokens=24),
         SamplingParams(
             temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(regex="(ab)*c")
         ),

@@ -24,9 +24,11 @@ from quire.config.speculation.mtp import MTPDraft
 from quire.engine.convert import convert_model
 from quire.lora.request import LoRARequest
 from quire.plan.speculation.policy import DraftPolicy
+from tests.engine import test_recurrent_drafts as recurrent_drafts
+from tests.engine.conftest import forked_ranks
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
-from tests.engine.test_recurrent_drafts import PROMPTS, run, sampling
+from tests.engine.test_recurrent_drafts import PROMPTS
 from tests.engine.test_recurrent_models import prompt_of
 from tests.lora.adapters import write_adapter
 from tests.models.test_latent_packed import write_pair
@@ -43,6 +45,8 @@ from tests.speculation.mtp_reference import (
 from tests.speculation.test_heads import Watched, skips_every_third_step
 from tests.speculation.test_laws import DEPTHS, eager_policy, totals
 
+__all__ = ["forked_ranks"]  # a fixture
+
 pytestmark = LAWS_BY_PAIRS
 
 FAMILIES = ("deepseek_v3", "glm4_moe_lite", "glm4_moe", "qwen3_next", "qwen3_5_text")
@@ -50,6 +54,15 @@ SETTINGS: dict[str, Any] = {"block_size": 16, "max_model_len": 256, "num_kv_bloc
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 LONG = {"max_position_embeddings": 256}
 START = f"model.layers.{NUM_LAYERS}."
+
+
+def sampling() -> list[SamplingParams]:
+    return recurrent_drafts.sampling(32)
+
+
+def run(llm: LLM, prompts: Sequence[list[int]] = PROMPTS) -> list[RequestOutput]:
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(asked, sampling()[: len(prompts)], use_tqdm=False)
 
 
 def same(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> None:
@@ -136,6 +149,7 @@ def test_an_engine_that_has_slept_drafts_as_before(
 # --- beside other settings ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when ranks guess different tokens, or one has K/V of the layer that are another's
     heads: then few drafts are right, or the ranks stand still."""
@@ -155,6 +169,7 @@ def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> N
     same(run(llm), expected)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("written", FAMILIES[:1], indirect=True)
 def test_ranks_forget_drafts_that_one_could_not_make(
     make: Maker, monkeypatch: pytest.MonkeyPatch
@@ -259,9 +274,10 @@ def test_guesses_equal_the_published_computation(
         llm.generate(asked, greedy, use_tqdm=False)
         llm.generate(asked[-1:], greedy, use_tqdm=False)
     num_compared, places = 0, [0, 0, 0]
-    for tokens, drafts in longest_first(watched.seen):
-        wanted = oracle.guess(tokens, len(drafts))
-        for place, (draft, right) in enumerate(zip(drafts, wanted, strict=True)):
+    seen = longest_first(watched.seen)
+    wanted = oracle.guesses([(tokens, len(drafts)) for tokens, drafts in seen])
+    for (_, drafts), guesses in zip(seen, wanted, strict=True):
+        for place, (draft, right) in enumerate(zip(drafts, guesses, strict=True)):
             if right.margin < 2e-3:
                 break  # either may win
             assert draft == right.token
