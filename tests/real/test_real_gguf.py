@@ -60,6 +60,7 @@ class WidenedFormats:
 def _transformers_model(file: Path) -> Any:
     """The numbers of the file in float32."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     raw = config_of(read_gguf_parts(file))
     skipped = ("architectures", "model_type", "rope_scaling")
@@ -72,7 +73,8 @@ def _transformers_model(file: Path) -> Any:
         for name, info in read_checkpoint(file).tensors.items()
         if info.gguf is not None
     }
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with no_init_weights():  # which takes longer than to load them
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     loaded = model.load_state_dict(weights, strict=False)
     assert not loaded.unexpected_keys
     assert set(loaded.missing_keys) <= {"lm_head.weight"}
