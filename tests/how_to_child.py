@@ -1,5 +1,5 @@
-"""The process of a toy (tests/how_to_toys.py): what it imports beside `quire` is here, so that a
-template has it (tests/forked.py)."""
+"""The process of a toy (tests/how_to_toys.py). Its imports are those of a toy beside `quire`, so
+that a template has them (tests/forked.py)."""
 
 from __future__ import annotations
 
