@@ -5,9 +5,7 @@ The lines go into a copy of `src` (`write_copy`), so the source stays as it is.
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,9 +28,10 @@ class Toy:
 
 
 def write_copy(toy: Toy, folder: Path) -> None:
-    """Write `src` with the toy to a folder. Files that it leaves alone are links."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(SOURCE, folder, copy_function=os.symlink, ignore=ignored, dirs_exist_ok=True)
+    """Write `src` with the toy to a folder. What it leaves alone is a link: a file, or a folder
+    without changes, in which compiled modules are found, too."""
+    changed = [folder.parent / place for place in (*toy.inserted, *toy.added)]
+    _link(SOURCE, folder, {parent for path in changed for parent in path.parents})
     for place, pairs in toy.inserted.items():
         path = folder.parent / place
         text = path.read_text(encoding="utf-8")
@@ -45,6 +44,18 @@ def write_copy(toy: Toy, folder: Path) -> None:
         path = folder.parent / place
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def _link(source: Path, folder: Path, own: Collection[Path]) -> None:
+    """Link what `source` holds into a new folder. Folders of `own` are no links, nor those of
+    their compiled modules."""
+    folder.mkdir()
+    for path in source.iterdir():
+        target = folder / path.name
+        if target in own or path.name == "__pycache__":
+            _link(path, target, own)
+        else:
+            target.symlink_to(path)
 
 
 _PARAMETER = Toy(

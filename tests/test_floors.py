@@ -7,7 +7,8 @@ import functools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -97,22 +98,57 @@ def _files(package: str) -> list[Path]:
     return [path for name, path in _modules() if name == package]
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts of a source file. imports: dotted names. functions: (line, lines) of each.
+    constructors: (line, arguments) of each. names: names that it assigns at its top."""
+
+    imports: frozenset[str]
+    functions: tuple[tuple[int, int], ...]
+    constructors: tuple[tuple[int, int], ...]
+    names: frozenset[str]
+
+
 @functools.cache
-def _imports(path: Path) -> set[tuple[str, bool]]:
-    """(dotted name, whether at module level) of everything that a file imports."""
-    tree = ast.parse(path.read_text())
-    top = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            top -= {id(node) for node in ast.walk(function)}
-    found: set[tuple[str, bool]] = set()
-    for node in ast.walk(tree):
+def _facts(path: Path) -> Facts:
+    """Parse a file once for all tests, and keep no tree."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports, names = set[str](), set[str]()
+    functions: list[tuple[int, int]] = []
+    constructors: list[tuple[int, int]] = []
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
-            found |= {(alias.name, id(node) in top) for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            found |= {(f"{node.module}.{alias.name}", id(node) in top) for alias in node.names}
-    return found
+            imports |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1))
+            if node.name == "__init__":
+                given = node.args
+                count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+                constructors.append((node.lineno, count))
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return Facts(frozenset(imports), tuple(functions), tuple(constructors), frozenset(names))
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield all statements, those of functions and classes too, and look into no expression."""
+    to_visit: list[ast.AST] = [*tree.body]
+    while to_visit:
+        node = to_visit.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            to_visit += getattr(node, part, ())
+
+
+def _imports(path: Path) -> frozenset[str]:
+    """Dotted names of everything that a file imports."""
+    return _facts(path).imports
 
 
 def _allowed(package: str) -> set[str]:
@@ -138,7 +174,7 @@ BY_PACKAGE = pytest.mark.parametrize("package", sorted({package for package, _ i
 def test_imports_go_downwards(package: str) -> None:
     reaching: dict[str, set[str]] = {}
     for path in _files(package):
-        names = [name.split(".")[1:] for name, _ in _imports(path) if name.startswith("quire.")]
+        names = [name.split(".")[1:] for name in _imports(path) if name.startswith("quire.")]
         used = {_floor(name) for name in names}
         reaching[str(path)] = used - _allowed(package)
     assert not any(reaching.values()), {path: up for path, up in reaching.items() if up}
@@ -149,7 +185,7 @@ def test_no_two_folders_import_each_other() -> None:
     used = {
         (path.relative_to(SOURCE).with_suffix("").parts[0], name.split(".")[1])
         for _, path in _modules()
-        for name, _ in _imports(path)
+        for name in _imports(path)
         if name.startswith("quire.")
     }
     pairs = {(one, other) for one, other in used if one < other and (other, one) in used}
@@ -161,7 +197,7 @@ def test_plan_and_front_import_no_torch(package: str) -> None:
     if package in TORCH_FREE:
         heavy = {"torch", "transformers", "triton"}
         for path in _files(package):
-            found = heavy & {name.split(".")[0] for name, _ in _imports(path)}
+            found = heavy & {name.split(".")[0] for name in _imports(path)}
             assert not found, f"{path} imports {found}"
 
 
@@ -173,7 +209,7 @@ def test_sub_rooms_import_downwards(package: str) -> None:
         if room == "__init__":
             continue
         assert room in floors, f"{path} stands on no floor of {package}"
-        names = [name.split(".") for name, _ in _imports(path)]
+        names = [name.split(".") for name in _imports(path)]
         used = {name[2] for name in names if name[:2] == ["quire", package] and len(name) > 2}
         above = used & set(floors[floors.index(room) + 1 :])
         assert not above, f"{path} reaches up: {sorted(above)}"
@@ -206,28 +242,22 @@ def test_files_are_short_enough_to_read(folder: str) -> None:
 def test_functions_are_short_enough_to_read() -> None:
     """Kernels in Triton are one function each."""
     for _, path in _modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_kernel = path.stem.startswith("triton")
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel:
-                count = (node.end_lineno or node.lineno) - node.lineno + 1
-                assert count <= MAX_FUNCTION, f"{path}:{node.lineno} has {count} lines: cut it"
+        for line, count in () if path.stem.startswith("triton") else _facts(path).functions:
+            assert count <= MAX_FUNCTION, f"{path}:{line} has {count} lines: cut it"
 
 
 def test_few_constructors_take_many_arguments() -> None:
     wide: list[str] = []
     for _, path in _modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                given = node.args
-                count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
-                wide += [f"{path}:{node.lineno} takes {count}"] * (count > MAX_ARGUMENTS)
+        for line, count in _facts(path).constructors:
+            wide += [f"{path}:{line} takes {count}"] * (count > MAX_ARGUMENTS)
     assert len(wide) <= MAX_WIDE, f"{len(wide)} take more than {MAX_ARGUMENTS}: pass a section"
 
 
 def test_only_build_sees_both_plan_and_data() -> None:
     for package, path in _modules():
         if package == "engine" and path.name != "build.py":
-            names = [name.split(".")[1:] for name, _ in _imports(path)]
+            names = [name.split(".")[1:] for name in _imports(path)]
             used = {_floor(name) for name in names if name}
             sides = (used & set(PLAN), used & (set(DATA) - {"executor"}))
             assert not all(sides), f"{path} sees both sides: {sides}"
@@ -236,8 +266,26 @@ def test_only_build_sees_both_plan_and_data() -> None:
 @pytest.mark.parametrize("package", LIGHT)
 def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     """A lazy import that stopped being lazy would make every start seconds slower."""
-    code = f"import sys, quire.{package}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    loaded = _imported_in_turn()
+    assert package in loaded, "a package before it loads torch, or does not import"
+    assert not loaded[package], "it loads torch"
+
+
+@functools.cache
+def _imported_in_turn() -> dict[str, bool]:
+    """Return whether torch is loaded after each import of `LIGHT`, up to the first that loads it.
+    One process imports all, as they mostly import the same."""
+    code = (
+        "import sys\nfrom importlib import import_module\n"
+        "for name in sys.argv[1:]:\n"
+        "    import_module(f'quire.{name}')\n"
+        "    print(name, 'torch' in sys.modules)\n"
+        "    if 'torch' in sys.modules: break\n"
+    )
+    command = [sys.executable, "-c", code, *LIGHT]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    words = [line.split() for line in done.stdout.splitlines()]
+    return {name: loads == "True" for name, loads in words}
 
 
 def test_importing_llm_loads_nothing_that_only_an_engine_needs() -> None:
@@ -252,14 +300,7 @@ def test_importing_llm_loads_nothing_that_only_an_engine_needs() -> None:
 
 def test_every_package_lists_its_public_names() -> None:
     for path in SOURCE.rglob("__init__.py"):
-        names = {
-            target.id
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name)
-        }
-        assert "__all__" in names, f"{path} has no __all__"
+        assert "__all__" in _facts(path).names, f"{path} has no __all__"
 
 
 def test_no_drawers() -> None:

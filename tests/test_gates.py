@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,14 +38,25 @@ def proof_of(gate: Gate, **more: object) -> Proof:
     return replace(proof, **more)  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True)
 def files_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the files of a group once, for tests that change none."""
+    """Read the files of a group once: no test changes those of the project."""
     monkeypatch.setattr(gates, "digest_of", digest_once)
 
 
-@cache
 def digest_once(gate: Gate, root: Path | None = None) -> str:
-    return DIGEST_OF(gate, root)
+    return DIGEST_OF(gate, root) if root else digest_of_project(gate)
+
+
+@cache
+def digest_of_project(gate: Gate) -> str:
+    return DIGEST_OF(gate)
+
+
+@cache
+def files_of(glob: str) -> tuple[Path, ...]:
+    """Files of the project, in order."""
+    return tuple(gates.files_of([glob]))
 
 
 DIGEST_OF = gates.digest_of
@@ -54,7 +66,7 @@ DIGEST_OF = gates.digest_of
 def copied(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gate, Path]:
     """A group, and a folder with the first and the last file of each of its globs."""
     gate: Gate = request.param
-    files = (gates.files_of([glob]) for glob in (*gate.tests, *gate.covers))
+    files = (files_of(glob) for glob in (*gate.tests, *gate.covers))
     for path in {path for found in files for path in (found[0], found[-1])}:
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,18 +74,23 @@ def copied(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gate, Path]:
     return gate, tmp_path
 
 
-def test_one_byte_makes_a_group_run_and_a_move_does_not(copied: tuple[Gate, Path]) -> None:
+def test_one_byte_makes_a_group_run_and_a_move_does_not(
+    copied: tuple[Gate, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The byte is in a source, a test or a header. Turns red when a change is left unproven, or
     when moved files cost a proof."""
     gate, root = copied
     proofs = {gate.name: [proof_of(gate, digest=gates.digest_of(gate, root))]}
     assert isinstance(gates.standing(gate, proofs, root), Proof)
-    for glob in (*gate.tests, *gate.covers):
-        path = gates.files_of([glob], root)[-1]
-        before = path.read_bytes()
-        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        assert gates.standing(gate, proofs, root) == "its files have changed", path
-        path.write_bytes(before)
+    files = gates.files_of((*gate.tests, *gate.covers), root)
+    changed = [gates.files_of([glob], root)[-1] for glob in (*gate.tests, *gate.covers)]
+    with monkeypatch.context() as bytes_alone:  # change: the same files are there each time
+        bytes_alone.setattr(gates, "files_of", lambda *_: files)
+        for path in changed:
+            before = path.read_bytes()
+            path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+            assert gates.standing(gate, proofs, root) == "its files have changed", path
+            path.write_bytes(before)
     for glob in gate.covers:
         if glob.endswith("**"):
             moved = gates.files_of([glob], root)[0]
@@ -91,7 +108,6 @@ def test_another_version_of_a_tool_makes_a_group_run(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proofs, versions = {gate.name: [proof_of(gate)]}, gates.version_of
-    files_stay(monkeypatch)
     for tool in ("python", *gate.tools):
         assert versions(tool) != "none" or tool in OPTIONAL
         with monkeypatch.context() as other:
@@ -105,7 +121,6 @@ def test_another_version_of_a_tool_makes_a_group_run(
 def test_another_processor_is_not_proven(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when kernels count as proven that the machine of the proof could not run."""
     proofs = {gate.name: [proof_of(gate, vendor="A", sets=("avx512", "avx2"))]}
-    files_stay(monkeypatch)
 
     def is_proven(vendor: str, *sets: str) -> bool:
         monkeypatch.setattr(gates, "this_processor", lambda: ("a machine", vendor, sets))
@@ -120,16 +135,17 @@ def test_another_processor_is_not_proven(gate: Gate, monkeypatch: pytest.MonkeyP
 
 def test_each_glob_matches_and_no_test_file_is_in_two_groups() -> None:
     """Turns red when a renamed file is no longer covered, or no longer left out."""
-    files = [path for gate in GATES for path in gates.files_of(gate.tests)]
+    files = [path for gate in GATES for glob in gate.tests for path in files_of(glob)]
     assert len(files) == len(set(files)) and all(path.name.startswith("test_") for path in files)
     for gate in GATES:
         assert bool(gate.tests) != bool(gate.command)
         for glob in (*gate.tests, *gate.covers):
-            assert gates.files_of([glob]), f"{gate.name}: nothing is called {glob}"
+            assert files_of(glob), f"{gate.name}: nothing is called {glob}"
     assert len(set(NAMES)) == len(NAMES) and not any(set(name) & set(" ,") for name in NAMES)
     assert set(gates.read_proofs()) <= set(NAMES)
 
 
+@cache
 def module_file(name: str) -> Path | None:
     """The file of one of our modules, or None."""
     base = ROOT / ("src" if name.startswith("quire") else "")
@@ -141,26 +157,33 @@ def module_file(name: str) -> Path | None:
 @cache
 def imported(path: Path) -> frozenset[Path]:
     """Files that give names to this one. A package between them does not count."""
-    found, to_visit = set[Path | None](), [ast.parse(path.read_text(encoding="utf-8"))]
+    text = path.read_text(encoding="utf-8")
+    lines, found = text.splitlines(), set[Path | None]()
+    to_visit: list[ast.AST] = [ast.parse(text)]
     while to_visit:
-        node: ast.AST = to_visit.pop()
+        node = to_visit.pop()
         if isinstance(node, ast.Import):
             found |= {module_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inside = module_file(f"{node.module}.{alias.name}")
                 found.add(inside or module_file(node.module))
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case | ast.Module):
-            is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            to_visit += [] if is_for_types else ast.iter_child_nodes(node)
+        elif not (isinstance(node, ast.If) and is_for_types(node, lines)):
+            for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+                to_visit += getattr(node, part, ())
     return frozenset(path for path in found if path is not None)
+
+
+def is_for_types(node: ast.If, lines: Sequence[str]) -> bool:
+    condition = lines[node.test.lineno - 1 : node.test.end_lineno]
+    return any("TYPE_CHECKING" in line for line in condition)
 
 
 @pytest.mark.parametrize("gate", BY_TESTS, ids=name_of)
 def test_a_group_covers_all_that_it_imports(gate: Gate) -> None:
     """Turns red when a test, or a module that it imports, comes to depend on a file whose changes
     would not be seen."""
-    covered = frozenset(gates.files_of((*gate.tests, *gate.covers)))
+    covered = {path for glob in (*gate.tests, *gate.covers) for path in files_of(glob)}
     for path in covered:
         if path.suffix == ".py":
             missing = imported(path) - covered
@@ -231,7 +254,6 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
 
 def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when CI compiles what nobody has to prove, or leaves out what has to be."""
-    files_stay(monkeypatch)
     proofs = {gate.name: [proof_of(gate)] for gate in GATES}
     monkeypatch.setattr(gates, "read_proofs", lambda: proofs)
     assert gates.sets_to_compile() == "native"

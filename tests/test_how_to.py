@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +14,7 @@ from quire.base.errors import ConfigError
 from quire.config.settings import EngineSettings
 from quire.plan.scheduler import KeyedPolicy
 from quire.plan.scheduler.sequence import SequenceGroup
+from tests.forked import Forked, template_of
 from tests.how_to_toys import TOYS, write_copy
 
 ROOT = Path(__file__).parents[1]
@@ -108,12 +106,12 @@ def test_a_toy_is_added_in_the_listed_places(heading: str, tmp_path: Path):
     places = {place.replace(toy.example, "toy") for place in listed(heading)}
     assert {*toy.inserted, *toy.added} <= places
     write_copy(toy, copy)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(copy), str(ROOT)))}
-    command = [sys.executable, "-c", toy.check]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with (tmp_path / "printed").open("wb") as printed:
+        given = {number: printed.fileno() for number in (1, 2)}
+        template = template_of("tests.how_to_child")
+        child = template.start("tests.how_to_child:main", [str(copy), toy.check], given)
+        status = Forked(child).wait()
+    assert status == 0, (tmp_path / "printed").read_text()
 
 
 def test_a_source_of_kv_is_named_in_two_places_of_the_source():

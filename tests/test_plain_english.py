@@ -5,10 +5,9 @@ a relative word. Nor does what stands behind a colon, there and in the docs: an 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,16 @@ FORBIDDEN = frozenset(
 _EXPLAINED = re.compile(
     r":\**\s+"
     r"(?:whose|of|as|by|that|those|what|whatever|which|how|where|who|whoever)\b"
+)
+_PYTHON_TEXT = re.compile(
+    r"""
+    "{3}(?:\\[\s\S]|[^\\])*?"{3}
+    |'{3}(?:\\[\s\S]|[^\\])*?'{3}
+    |"(?:\\[\s\S]|[^"\\\n])*"
+    |'(?:\\[\s\S]|[^'\\\n])*'
+    |\#.*                             # a comment: what begins within no string
+    """,
+    re.VERBOSE,
 )
 _CPP_COMMENT = re.compile(
     r"""^[ \t]*//.*(?:\n[ \t]*//.*)*  # lines of their own, one below the other
@@ -51,20 +60,30 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
                 continue
 
 
+def has_suspects(literals: Iterable[str]) -> bool:
+    """Return whether one of these literals offends if it is a docstring. To see which are, a file
+    has to be parsed, which takes ten times as long. Escapes are for the parser too."""
+    for literal in literals:
+        is_long = literal.startswith(('"""', "'''"))
+        text = literal[3:-3] if is_long else literal[1:-1]
+        if first_word(text) in FORBIDDEN or _EXPLAINED.search(text) or (is_long and "\\" in text):
+            return True
+    return False
+
+
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of comments; lines below each other are one."""
     found: list[tuple[int, str]] = []
-    last = -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = token.string.lstrip("#:! ")
-            if token.start[0] == last + 1:
-                line, before = found.pop()
-                text, at = f"{before}\n{text}", line
-            else:
-                at = token.start[0]
+    last, line, end = -1, 1, 0
+    for match in _PYTHON_TEXT.finditer(source):
+        if match.group().startswith("#"):
+            line, end = line + source.count("\n", end, match.start()), match.start()
+            text, at = match.group().lstrip("#:! "), line
+            if line == last + 1:
+                at, before = found.pop()
+                text = f"{before}\n{text}"
             found.append((at, text))
-            last = token.start[0]
+            last = line
     yield from found
 
 
@@ -78,7 +97,8 @@ def explanations(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def offences(source: str) -> list[tuple[int, str]]:
-    texts = [*docstrings(source), *comments(source)]
+    literals = (each for each in _PYTHON_TEXT.findall(source) if not each.startswith("#"))
+    texts = [*(docstrings(source) if has_suspects(literals) else ()), *comments(source)]
     first = [(line, text[:60]) for line, text in texts if first_word(text) in FORBIDDEN]
     return sorted([*first, *explanations(texts)])
 
@@ -112,8 +132,13 @@ def doc_offences(source: str) -> list[tuple[int, str]]:
     return list(explanations([(1, blank)]))
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0]
+@cache
+def rooms() -> dict[str, list[Path]]:
+    """Return the files of the package by their room."""
+    found: dict[str, list[Path]] = {}
+    for path in SOURCE.rglob("*.py"):
+        found.setdefault(path.relative_to(SOURCE).parts[0], []).append(path)
+    return found
 
 
 def offences_in(paths: Iterable[Path], find: Callable[[str], list[tuple[int, str]]]) -> str:
@@ -124,10 +149,10 @@ def offences_in(paths: Iterable[Path], find: Callable[[str], list[tuple[int, str
     )
 
 
-@pytest.mark.parametrize("room", sorted({room_of(path) for path in SOURCE.rglob("*.py")}))
+@pytest.mark.parametrize("room", sorted(rooms()))
 def test_first_words_are_plain(room: str):
     """Turns red for a docstring such as "Whether it fits.": write "Return whether it fits."."""
-    found = offences_in((path for path in SOURCE.rglob("*.py") if room_of(path) == room), offences)
+    found = offences_in(rooms()[room], offences)
     assert not found, found
 
 

@@ -26,11 +26,15 @@ def script() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", DRY)
-def test_a_part_runs_dry(name: str, script: ModuleType, tmp_path: Path) -> None:
+def test_a_part_runs_dry(
+    name: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Turns red when a part has a mistake that needs no GPU to be found. Parts that do as others do
-    with other sizes are left out, for time."""
+    with other sizes are left out, for time; nor is anything compiled (tests/ops/test_compiled.py).
+    """
     from benchmarks.gpu.part import Part
 
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     module, _, function = script.PARTS[name].function.partition(":")
     findings = tmp_path / "findings"
     with torch.inference_mode():
@@ -62,15 +66,19 @@ def test_the_script_writes_what_its_parts_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_no_part_is_tried_after_the_first(tmp_path: Path) -> None:
+def test_without_a_gpu_no_part_is_tried_after_the_first(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Turns red when the reason is repeated for every part, or a file of failures is left."""
     output = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--output", str(output)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
-    )
-    assert done.returncode == 3
-    assert done.stdout.count("sees no GPU") == 1
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["benchmarks.gpu", "--output", str(output)])
+    with pytest.raises(SystemExit, match="3"):
+        script.main()
+    assert capsys.readouterr().out.count("sees no GPU") == 1
     assert not output.exists()
 
 

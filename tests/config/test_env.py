@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,19 +78,21 @@ def test_a_small_model_takes_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     [({}, env.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_spinning_is_limited_unless_the_user_said_so(
-    given: dict[str, str], expected: str | None
+    given: dict[str, str], expected: str | None, tmp_path: Path
 ) -> None:
-    """In a process of its own, for the variable outlives a test. `LLM` must set it before torch."""
-    code = (
-        "import os, sys\nfrom quire import LLM\nassert 'torch' not in sys.modules\n"
-        "LLM(quiet=True, num_kv_blocks=64)\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    """In a process of its own, for the variable outlives a test. `LLM` must set it before torch,
+    in whose place a module tells it and ends the process."""
+    (tmp_path / "torch.py").write_text(
+        "import os\nprint(os.environ.get('GOMP_SPINCOUNT'), flush=True)\nos._exit(0)"
     )
+    code = "from quire import LLM\nprint('LLM', flush=True)\nLLM(quiet=True, num_kv_blocks=64)"
     clean = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [clean.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True,
-        env={**clean, **given},
+        env={**clean, **given, "PYTHONPATH": path},
     )  # fmt: skip
-    assert done.stdout.strip() == str(expected)
+    assert done.stdout.split() == ["LLM", str(expected)]
 
 
 @pytest.mark.parametrize("name", ["QUIRE_CPU_ISA", "QUIRE_GPU_KERNELS"])

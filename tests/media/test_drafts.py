@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.config.settings import EngineSettings
 from quire.config.startup import find_model
 
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests import waiting
+from tests.profiles import seeds
 from tests.real.packages import smollm2_file
 from tests.server.in_memory import RealClient
 from tests.server.running import RunningServer, running_server
@@ -33,7 +34,7 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOL = {"name": "get_weather", "description": "The weather.", "parameters": PARAMETERS}
-NUM_CALLS = 100
+SEEDS = seeds(100)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def test_required_calls_all_parse(server: RunningServer) -> None:
         return reply.json()["choices"][0]
 
     with ThreadPoolExecutor(8) as threads:
-        choices = list(threads.map(call, range(NUM_CALLS)))
-    assert [choice["finish_reason"] for choice in choices] == ["tool_calls"] * NUM_CALLS
+        choices = list(threads.map(call, SEEDS))
+    assert [choice["finish_reason"] for choice in choices] == ["tool_calls"] * len(SEEDS)
     for choice in choices:
         (found,) = choice["message"]["tool_calls"]
         assert found["function"]["name"] == "get_weather"

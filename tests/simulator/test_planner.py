@@ -36,7 +36,7 @@ def make_cost(device: str, degree: int) -> StepCost:
     return StepCost(device_named(device), SPEC, num_devices=degree)
 
 
-def trace(rate: float, count: int = 40) -> list[TraceRequest]:
+def trace(rate: float, count: int = 16) -> list[TraceRequest]:
     seconds = count / rate
     return draw_trace("alpaca", rate=rate, seconds=seconds, seed=0, max_model_len=2048)
 
@@ -74,7 +74,7 @@ def test_limits_that_cannot_be_are_refused(text: str) -> None:
 
 def test_the_fewest_servers_are_found_and_one_less_misses_the_limits() -> None:
     """Turns red when the number of servers has nothing to do with the load."""
-    busy, limits = trace(300, 300), "ttft=200ms,tpot=60ms"
+    busy, limits = trace(300, 120), "ttft=200ms,tpot=60ms"
     few, many = plan(trace(2), "a100-80"), plan(busy, "a100-80", slo=limits)
     assert few.options[0].num_devices == 1 < many.options[0].num_devices
     assert all(option.kept >= 0.99 for option in (*few.options, *many.options))
@@ -140,14 +140,14 @@ def test_the_command_prints_json_text_and_a_plot(
     path, plot = tmp_path / "trace.jsonl", tmp_path / "plot.svg"
     lines = [
         json.dumps({"arrival_s": 0.5 * i, "prompt_tokens": 90, "output_tokens": 20})
-        for i in range(20)
+        for i in range(8)
     ]
     path.write_text("\n".join(lines))
     base = ["plan", "opt-13b", "--workload", str(path), "--accelerators", "a100-80"]
     assert main([*base, "--json", "--plot", str(plot)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["options"][0]["num_devices"] == 1
-    assert found["requests"] == 20
+    assert found["requests"] == 8
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
     assert main([*base, "--slo", "ttft=2s"]) == 0
     text = capsys.readouterr().out

@@ -82,18 +82,18 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     """Beams draw their candidates from the seed, arrivals and lengths theirs."""
 
     def trace_hash(seed: int, trace_seed: int) -> str:
-        trace = sharegpt(2, 5, trace_seed, n=2, is_search=True)
+        trace = sharegpt(2, 3, trace_seed, n=2, is_search=True)
         built = system(seed=seed)
         return serve(built, engine_requests(trace, VOCAB)).trace_hash
 
-    assert trace_hash(1, 1) == trace_hash(1, 1)
-    assert len({trace_hash(1, 1), trace_hash(1, 2)}) == 2
+    first = trace_hash(1, 1)
+    assert first == trace_hash(1, 1) != trace_hash(1, 2)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
 def test_a_full_pool_preempts_and_every_request_ends(mode: str) -> None:
     """Turns red when a request is lost or swaps never end."""
-    trace = sharegpt(4, 25)
+    trace = sharegpt(4, 12)
     served = run(trace, 3000, preemption_mode=mode, num_host_blocks=2000)
     assert served.num_preempted > 5
     assert (served.finished_s >= served.first_token_s).all()
@@ -104,7 +104,7 @@ def test_swapping_is_slower_with_tiny_blocks() -> None:
     """Figure 19: calls of copies cost more than bytes. Turns red when swaps cost nothing."""
     latency = {
         size: run(
-            sharegpt(4, 25), 3000, block_size=size, preemption_mode="swap",
+            sharegpt(4, 12), 3000, block_size=size, preemption_mode="swap",
             num_host_blocks=20_000 // size,
         ).normalized_latency_s
         for size in (1, 16)
@@ -124,7 +124,7 @@ def test_samples_and_beams_share_their_prompt() -> None:
             saved += stats.num_table_entries - stats.num_used_blocks
             entries += stats.num_table_entries
 
-        trace = sharegpt(1, 20, n=4, is_search=is_search)
+        trace = sharegpt(1, 10, n=4, is_search=is_search)
         served = serve(built, engine_requests(trace, VOCAB), look)
         assert np.isfinite(served.first_token_s).all()
         assert saved / entries > (0.3 if is_search else 0.05)
