@@ -14,7 +14,7 @@ from quire.config.kv_disk.records import read_records
 from quire.plan.kv_cache.disk_index import DiskIndex
 from tests.engine.disk_victim import NUM_PROMPTS, answer
 from tests.engine.test_disk_prefixes import LLAMA
-from tests.forked import Forked, template_of
+from tests.forked import REAL, Forked, template_of
 from tests.models.families import write_checkpoint
 from tests.profiles import SCALE
 from tests.small_engines import small_engines
@@ -25,7 +25,7 @@ LIMIT = 1_200_000
 MIN_LINES, MAX_LINES, MAX_SECONDS = 4, 12, 0.05
 
 
-VICTIM = "tests.engine.disk_victim"
+VICTIM = "tests.engine.disk_victim:main"
 
 
 def wanted(model: str) -> dict[int, list[int]]:
@@ -52,7 +52,7 @@ def run_and_kill(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     with os.fdopen(read) as lines:
         try:
             given = {0: 0, 1: write, 2: 2}
-            victim = Forked(template_of(VICTIM).start(f"{VICTIM}:main", arguments, given))
+            victim = Forked(template_of(REAL).start(VICTIM, arguments, given))
         finally:
             os.close(write)
         assert lines.readline() == "ready\n"

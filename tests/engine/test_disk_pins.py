@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from quire import LLM
 from quire.base.telemetry.flight.record import FlightRecorder
 from quire.base.telemetry.flight.stacks import StackPlace
 from quire.config.kv_disk.folder import KVFolder
-from quire.config.kv_disk.pins import write_pins
+from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.settings import EngineSettings
 from quire.engine.build import BuiltCore, build_core
 from quire.engine.core import pin_list
@@ -26,6 +28,7 @@ from quire.protocol.control import ListPins
 from quire.protocol.pins import KeptPin, PinnedPrefix
 from tests.engine.test_disk_prefixes import LLAMA, OTHERS, ask, is_saved
 from tests.engine.test_laws import assert_same
+from tests.forked import REAL, Forked, template_of
 from tests.models.families import write_checkpoint
 from tests.small_engines import SMALL, Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
@@ -279,34 +282,34 @@ def test_pinned_blocks_are_the_last_to_leave_the_disk(make: Maker) -> None:
     assert loaded(make(kv_disk_bytes=2**20)) == FULL_BLOCKS
 
 
-VICTIM = """
-import sys
-from quire.config.kv_disk.pins import read_pins
-from tests.engine.test_disk_pins import *
-
-pytestmark = pytest.mark.usefixtures("patient_disk")
-
-with small_engines(sys.argv[2], kv_disk=sys.argv[1], kv_disk_bytes="64MB") as make:
-    llm = make()
-    print(pin(llm).key, flush=True)
-    wait_for(lambda: is_saved(llm), "the saves to end")
-    (store,) = KVFolder(Path(sys.argv[1])).stores()
-    wait_for(lambda: read_pins(store[0].pins, store[1].identity), "the list")
-    print("saved", flush=True)
-    sys.stdin.read()
-"""
+def victim() -> int:
+    """Pin a prefix, say its key, say when it is saved, and wait to be killed."""
+    disk, model = sys.argv[1:]
+    with small_engines(model, kv_disk=disk, kv_disk_bytes="64MB") as make:
+        llm = make()
+        sys.stdout.write(f"{pin(llm).key}\n")
+        wait_for(lambda: is_saved(llm), "the saves to end")
+        ((files, header),) = KVFolder(Path(disk)).stores()
+        wait_for(lambda: read_pins(files.pins, header.identity), "the list")
+        sys.stdout.write("saved\n")
+        sys.stdout.flush()
+        signal.pause()
+    return 0
 
 
 def test_a_pin_outlives_a_kill(make: Maker, model: str, disk: str) -> None:
-    command = [sys.executable, "-c", VICTIM, disk, model]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        key, saved = process.stdout.readline().strip(), process.stdout.readline()
+    read, write = os.pipe()
+    with os.fdopen(read) as lines:
+        try:
+            given = {0: 0, 1: write, 2: 2}
+            function = f"{victim.__module__}:{victim.__name__}"
+            killed = Forked(template_of(REAL).start(function, [disk, model], given))
+        finally:
+            os.close(write)
+        key, saved = lines.readline().strip(), lines.readline()
         assert saved == "saved\n"
-        process.kill()
-        process.wait(WAIT_S)
+        killed.kill()
+        killed.wait(WAIT_S)
     llm = make()
     assert [each.key for each in llm.pinned_prefixes()] == [key]
     assert loaded(llm) == FULL_BLOCKS
