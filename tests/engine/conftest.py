@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.compute.executor.processes.group import RankGroup
+from quire.compute.kv_transfer.block_file import SystemFile
 from tests.forked import REAL, ForkedRank, template_of
 from tests.small_engines import kernels_by_flags
 from tests.waiting import WAIT_S
 
-__all__ = ["forked_ranks", "kernels_by_flags", "patient_disk"]
+__all__ = ["cached_disk", "forked_ranks", "kernels_by_flags", "patient_disk"]
 
 
 @pytest.fixture
@@ -21,6 +23,18 @@ def patient_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.plan.kv_cache.sources.SAVE_SECONDS", WAIT_S)
     monkeypatch.setattr("quire.engine.core.moving_blocks.SECONDS_TO_SAVE", WAIT_S)
     monkeypatch.setattr("quire.plan.scheduler.loads.SECONDS_PER_TOKEN", 1.0)
+
+
+@pytest.fixture
+def cached_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines whose files stay in the system's cache, so that nobody waits for the disk. Those of
+    other ranks, of `test_disk_laws.py` and of `tests/kv_transfer` go past it."""
+
+    def opened(path: Path, *, is_writer: bool, is_direct: bool = False) -> SystemFile:
+        del is_direct
+        return SystemFile(path, is_writer=is_writer)
+
+    monkeypatch.setattr("quire.compute.kv_transfer.disk_blocks.SystemFile", opened)
 
 
 @pytest.fixture(scope="module")

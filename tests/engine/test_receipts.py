@@ -243,6 +243,7 @@ def _scheduling() -> Any:
     return SchedulingParams()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_not_stated_where_they_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +255,7 @@ def test_ranks_are_not_stated_where_they_change_nothing(
     path.mkdir()
     write_checkpoint(Case("dense", "llama", SIZES), path)
     found: dict[tuple[int, bool], Receipt] = {}
-    with small_engines(str(path)) as make:
+    with small_engines(str(path), num_threads=1) as make:
         for ranks, invariant in ((1, True), (2, True), (2, False), (1, False)):
             llm = make(tensor_parallel_size=ranks, rank_invariant=invariant)
             asked = SamplingParams(max_tokens=8, seed=1, ignore_eos=True, deterministic=True)
