@@ -52,8 +52,7 @@ BY_KIND = (
     "test_a_stream_that_slept_goes_on",
     "test_they_are_off_unless_asked_for",
 )
-"""What engines do with embeddings, whatever the model: laws that models of a kind keep or break
-alike."""
+"""Laws of engines with embeddings, which models keep or break alike."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
