@@ -1,4 +1,4 @@
-"""An engine over a disk that is killed at any moment: `python disk_victim.py FOLDER LIMIT SEED`.
+"""An engine over a disk that is killed at any moment. Its arguments: MODEL FOLDER LIMIT SEED.
 
 It answers prompts without an end, those that it chooses by the seed, a line of JSON for each.
 """
@@ -14,7 +14,7 @@ from quire import LLM
 from tests.engine.test_laws import params
 from tests.small_engines import SMALL
 
-__all__ = ["NUM_PROMPTS", "answer", "prompt"]
+__all__ = ["NUM_PROMPTS", "answer", "main", "prompt"]
 
 NUM_PROMPTS = 12
 
@@ -32,9 +32,10 @@ def answer(llm: LLM, index: int) -> list[int]:
     return list(found[0].outputs[0].token_ids)
 
 
-def main(folder: str, limit: str, seed: str) -> None:
+def main() -> int:
+    model, folder, limit, seed = sys.argv[1:]
     settings = {**SMALL, "num_kv_blocks": 64, "kv_disk": folder, "kv_disk_bytes": int(limit)}
-    llm = LLM(None, **settings)
+    llm = LLM(model, **settings)
     _say("ready")
     rng = np.random.default_rng(int(seed))
     while True:
@@ -48,7 +49,3 @@ def main(folder: str, limit: str, seed: str) -> None:
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,24 @@ from quire.config.kv_disk.folder import KVFolder
 from quire.config.kv_disk.records import read_records
 from quire.plan.kv_cache.disk_index import DiskIndex
 from tests.engine.disk_victim import NUM_PROMPTS, answer
+from tests.engine.test_disk_prefixes import LLAMA
+from tests.forked import REAL, Forked, template_of
+from tests.models.families import write_checkpoint
 from tests.profiles import SCALE
 from tests.small_engines import small_engines
 
 NUM_KILLS = 4 if SCALE == 1 else 200
-LIMIT = 2_400_000
+LIMIT = 1_200_000
 """Room for half of the prompts' blocks."""
 MIN_LINES, MAX_LINES, MAX_SECONDS = 4, 12, 0.05
 
 
-def wanted() -> dict[int, list[int]]:
+VICTIM = "tests.engine.disk_victim:main"
+
+
+def wanted(model: str) -> dict[int, list[int]]:
     """Answers of an engine without a disk."""
-    with small_engines(None) as make:
+    with small_engines(model) as make:
         llm = make()
         return {index: answer(llm, index) for index in range(NUM_PROMPTS)}
 
@@ -39,31 +44,39 @@ def check_files(folder: Path) -> None:
         index.check_invariants()
 
 
-def run_and_kill(folder: Path, seed: int) -> list[dict[str, Any]]:
+def run_and_kill(model: str, folder: Path, seed: int) -> list[dict[str, Any]]:
     """Answers of an engine before it was killed: after some answers, and some time."""
     rng, found = random.Random(seed), list[dict[str, Any]]()
-    command = [sys.executable, "-m", "tests.engine.disk_victim", str(folder), str(LIMIT), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    arguments = [model, str(folder), str(LIMIT), str(seed)]
+    read, write = os.pipe()
+    with os.fdopen(read) as lines:
+        try:
+            given = {0: 0, 1: write, 2: 2}
+            victim = Forked(template_of(REAL).start(VICTIM, arguments, given))
+        finally:
+            os.close(write)
+        assert lines.readline() == "ready\n"
         for _ in range(rng.randrange(MIN_LINES, MAX_LINES)):
-            found.append(json.loads(process.stdout.readline()))
+            found.append(json.loads(lines.readline()))
         time.sleep(rng.random() * MAX_SECONDS)
-        process.kill()
+        victim.kill()
+        victim.wait()
     return found
 
 
 def test_no_kill_brings_a_wrong_token(tmp_path: Path) -> None:
-    expected, loaded = wanted(), 0
+    model = str(tmp_path / "model")
+    write_checkpoint(LLAMA, Path(model))
+    expected, loaded = wanted(model), 0
     for seed in range(10 * NUM_KILLS):
         if seed >= NUM_KILLS and loaded:  # a disk that others keep busy may have saved little yet
             break
-        for line in run_and_kill(tmp_path / "kv", seed):
+        for line in run_and_kill(model, tmp_path / "kv", seed):
             assert line["tokens"] == expected[line["index"]], f"after kill {seed}"
             loaded += line["loaded"]
         check_files(tmp_path / "kv")
     assert loaded > 0, "nothing was ever read"
-    with small_engines(None, kv_disk=str(tmp_path / "kv"), kv_disk_bytes=LIMIT) as make:
+    with small_engines(model, kv_disk=str(tmp_path / "kv"), kv_disk_bytes=LIMIT) as make:
         llm = make()
         assert {index: answer(llm, index) for index in range(NUM_PROMPTS)} == expected
         llm.engine.client._core.check_invariants()  # type: ignore[attr-defined]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,16 +19,17 @@ import pytest
 from quire import LLM
 from quire.base.telemetry.flight.record import FlightRecorder
 from quire.base.telemetry.flight.stacks import StackPlace
-from quire.bundled import bundled_model_path
 from quire.config.kv_disk.folder import KVFolder
-from quire.config.kv_disk.pins import write_pins
+from quire.config.kv_disk.pins import read_pins, write_pins
 from quire.config.settings import EngineSettings
 from quire.engine.build import BuiltCore, build_core
 from quire.engine.core import pin_list
 from quire.protocol.control import ListPins
 from quire.protocol.pins import KeptPin, PinnedPrefix
-from tests.engine.test_disk_prefixes import OTHERS, ask, is_saved
+from tests.engine.test_disk_prefixes import LLAMA, OTHERS, ask, is_saved
 from tests.engine.test_laws import assert_same
+from tests.forked import REAL, Forked, template_of
+from tests.models.families import write_checkpoint
 from tests.small_engines import SMALL, Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
 
@@ -41,9 +44,16 @@ def disk(tmp_path: Path) -> str:
     return str(tmp_path / "kv")
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("llama")
+    write_checkpoint(LLAMA, path)
+    return str(path)
+
+
 @pytest.fixture
-def make(disk: str) -> Iterator[Maker]:
-    with small_engines(None, kv_disk=disk, kv_disk_bytes="64MB") as maker:
+def make(model: str, disk: str) -> Iterator[Maker]:
+    with small_engines(model, kv_disk=disk, kv_disk_bytes="64MB") as maker:
         yield maker
 
 
@@ -65,14 +75,14 @@ def list_of(disk: str) -> Path:
     return store.pins
 
 
-def in_peace(prompt: list[int], **more: Any) -> Any:
-    with small_engines(None) as plain:
-        return ask(plain(), prompt, **more)
+def in_peace(model: str, prompt: list[int]) -> Any:
+    with small_engines(model) as plain:
+        return ask(plain(), prompt)
 
 
-def test_a_pin_outlives_its_engine(make: Maker, disk: str) -> None:
+def test_a_pin_outlives_its_engine(make: Maker, model: str, disk: str) -> None:
     """Its K/V come from the disk, and its tail is computed. A request uses all of it."""
-    cold = in_peace(PROMPT)
+    cold = in_peace(model, PROMPT)
     llm = make()
     pin(llm)
     before = listed(llm)
@@ -112,19 +122,22 @@ def test_pins_keep_their_salts_and_times(make: Maker) -> None:
     assert max(each.seconds_left for each in third.pinned_prefixes()[:2]) > 1000.0
 
 
-def test_a_pin_that_ended_does_not_come_back(make: Maker) -> None:
+def test_a_pin_that_ended_does_not_come_back(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
-    pin(llm, OTHERS[0], ttl_s=2.0)
+    pin(llm, OTHERS[0], ttl_s=1000.0)
     kept = pin(llm)
     ended = pin(llm, OTHERS[1])
     assert llm.unpin_prefix(ended)
     llm.shutdown()
-    time.sleep(2.0)
+    later = time.time() + 1000.0
+    monkeypatch.setattr(time, "time", lambda: later)
     assert [each.key for each in make().pinned_prefixes()] == [kept.key]
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
-def test_lost_blocks_of_a_pin_are_computed_at_the_start(make: Maker, disk: str, fault: str) -> None:
+def test_lost_blocks_of_a_pin_are_computed_at_the_start(
+    make: Maker, model: str, disk: str, fault: str
+) -> None:
     llm = make()
     pin(llm)
     before = listed(llm)
@@ -146,7 +159,7 @@ def test_lost_blocks_of_a_pin_are_computed_at_the_start(make: Maker, disk: str, 
     assert loaded(again) == 0 if fault != "flipped" else loaded(again) < FULL_BLOCKS
     warm = ask(again, PROMPT)
     assert warm.num_cached_tokens == len(PREFIX)
-    assert_same([warm], [in_peace(PROMPT)])
+    assert_same([warm], [in_peace(model, PROMPT)])
     wait_for(lambda: is_saved(again), "the saves to end")
     again.shutdown()
     assert loaded(make()) == FULL_BLOCKS, "what was lost was not saved again"
@@ -228,11 +241,11 @@ def test_a_reader_has_its_own_pins(make: Maker) -> None:
 
 @pytest.mark.parametrize("is_sibling", [True, False])
 def test_a_replica_that_reads_keeps_what_its_server_keeps(
-    disk: str, tmp_path: Path, *, is_sibling: bool
+    model: str, disk: str, tmp_path: Path, *, is_sibling: bool
 ) -> None:
     """Fault: a reader that is ready first names no store, so a front begins without sessions."""
     given: dict[str, Any] = {**SMALL, "kv_disk": disk, "kv_disk_bytes": 2**26}
-    settings = EngineSettings(model=str(bundled_model_path()), data_parallel_size=2, **given)
+    settings = EngineSettings(model=model, data_parallel_size=2, **given)
 
     def replica() -> BuiltCore:
         flight, stacks = FlightRecorder(), StackPlace(str(tmp_path), "core")
@@ -257,8 +270,7 @@ def test_a_replica_that_reads_keeps_what_its_server_keeps(
 
 def test_pinned_blocks_are_the_last_to_leave_the_disk(make: Maker) -> None:
     """Other prompts are used more, and are more than fit."""
-    limit = 2**20
-    llm = make(kv_disk_bytes=limit)
+    llm = make(kv_disk_bytes=2**20)
     pin(llm)
     for turn in range(3):
         for prompt in OTHERS:
@@ -267,37 +279,37 @@ def test_pinned_blocks_are_the_last_to_leave_the_disk(make: Maker) -> None:
     stats = llm.engine.client.stats()
     assert stats.blocks_removed_total > 0, "the disk was never full"
     llm.shutdown()
-    assert loaded(make(kv_disk_bytes=limit)) == FULL_BLOCKS
+    assert loaded(make(kv_disk_bytes=2**20)) == FULL_BLOCKS
 
 
-VICTIM = """
-import sys
-from quire.config.kv_disk.pins import read_pins
-from tests.engine.test_disk_pins import *
-
-pytestmark = pytest.mark.usefixtures("patient_disk")
-
-with small_engines(None, kv_disk=sys.argv[1], kv_disk_bytes="64MB") as make:
-    llm = make()
-    print(pin(llm).key, flush=True)
-    wait_for(lambda: is_saved(llm), "the saves to end")
-    (store,) = KVFolder(Path(sys.argv[1])).stores()
-    wait_for(lambda: read_pins(store[0].pins, store[1].identity), "the list")
-    print("saved", flush=True)
-    sys.stdin.read()
-"""
+def victim() -> int:
+    """Pin a prefix, say its key, say when it is saved, and wait to be killed."""
+    disk, model = sys.argv[1:]
+    with small_engines(model, kv_disk=disk, kv_disk_bytes="64MB") as make:
+        llm = make()
+        sys.stdout.write(f"{pin(llm).key}\n")
+        wait_for(lambda: is_saved(llm), "the saves to end")
+        ((files, header),) = KVFolder(Path(disk)).stores()
+        wait_for(lambda: read_pins(files.pins, header.identity), "the list")
+        sys.stdout.write("saved\n")
+        sys.stdout.flush()
+        signal.pause()
+    return 0
 
 
-def test_a_pin_outlives_a_kill(make: Maker, disk: str) -> None:
-    command = [sys.executable, "-c", VICTIM, disk]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        key, saved = process.stdout.readline().strip(), process.stdout.readline()
+def test_a_pin_outlives_a_kill(make: Maker, model: str, disk: str) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read) as lines:
+        try:
+            given = {0: 0, 1: write, 2: 2}
+            function = f"{victim.__module__}:{victim.__name__}"
+            killed = Forked(template_of(REAL).start(function, [disk, model], given))
+        finally:
+            os.close(write)
+        key, saved = lines.readline().strip(), lines.readline()
         assert saved == "saved\n"
-        process.kill()
-        process.wait(WAIT_S)
+        killed.kill()
+        killed.wait(WAIT_S)
     llm = make()
     assert [each.key for each in llm.pinned_prefixes()] == [key]
     assert loaded(llm) == FULL_BLOCKS

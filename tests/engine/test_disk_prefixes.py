@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 import weakref
@@ -27,10 +28,12 @@ from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.usefixtures("patient_disk", "forked_ranks")
+pytestmark = pytest.mark.usefixtures("patient_disk", "cached_disk", "forked_ranks")
 
 OTHERS = np.random.default_rng(3).integers(5, 900, (12, 50)).tolist()
 HIT = LENGTH - 1
+LLAMA = Case("base", "llama", {"vocab_size": 1024, "num_key_value_heads": 4, "head_dim": 64})
+"""Has a block of 16 KiB, so that few prompts fill a small disk."""
 
 
 @pytest.fixture
@@ -38,16 +41,22 @@ def disk(tmp_path: Path) -> str:
     return str(tmp_path / "kv")
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("llama")
+    write_checkpoint(LLAMA, path)
+    return path
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, model: Path) -> Path:
     """A checkpoint of its own."""
-    write_checkpoint(Case("base", "llama", {"vocab_size": 1024}), tmp_path / "model")
-    return tmp_path / "model"
+    return shutil.copytree(model, tmp_path / "model")
 
 
 @pytest.fixture
-def make(disk: str) -> Iterator[Maker]:
-    with small_engines(None, kv_disk=disk, kv_disk_bytes="64MB") as maker:
+def make(model: Path, disk: str) -> Iterator[Maker]:
+    with small_engines(str(model), kv_disk=disk, kv_disk_bytes="64MB") as maker:
         yield maker
 
 
@@ -463,10 +472,13 @@ def test_a_disk_that_hangs_is_not_waited_for(make: Maker, monkeypatch: pytest.Mo
     assert_same([once(make)], [cold])
 
 
-def test_writes_that_hang_hold_nobody_up(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_hang_hold_nobody_up(
+    model: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They hold an eighth of the device's blocks at most, in a pool that is full."""
-    with small_engines(None) as plain:
-        cold = [ask(plain(), prompt) for prompt in OTHERS[:6]]
+    with small_engines(str(model)) as plain:
+        llm = plain()
+        cold = [ask(llm, prompt) for prompt in OTHERS[:6]]
     llm = make(num_kv_blocks=24)
     event = hanging(monkeypatch, llm, "write")
     assert_same([ask(llm, prompt) for prompt in OTHERS[:6]], cold)
@@ -482,15 +494,16 @@ def num_used(llm: LLM) -> int:
 
 @pytest.mark.parametrize("call", ["read", "write"])
 def test_a_disk_that_hangs_for_ever_keeps_no_blocks(
-    make: Maker, monkeypatch: pytest.MonkeyPatch, call: str
+    model: Path, make: Maker, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A prompt as large as the pool is computed meanwhile, and the blocks of moves that hang have
     other contents when the disk answers."""
     monkeypatch.setattr("quire.plan.scheduler.loads.SECONDS_PER_TOKEN", 0.0)
     monkeypatch.setattr("quire.plan.kv_cache.sources.SAVE_SECONDS", 0.1)
     cold = once(make)
-    with small_engines(None) as plain:
-        large = [ask(plain(num_kv_blocks=16), prompt) for prompt in OTHERS[:4]]
+    with small_engines(str(model)) as plain:
+        llm = plain(num_kv_blocks=16)
+        large = [ask(llm, prompt) for prompt in OTHERS[:4]]
     llm = make(num_kv_blocks=16)
     event = hanging(monkeypatch, llm, call)
     assert_same([ask(llm)], [cold])

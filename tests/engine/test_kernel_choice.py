@@ -251,6 +251,8 @@ SETTINGS = {
     "dtype": "bfloat16",
     "max_model_len": 128,
     "num_kv_blocks": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
     "num_threads": 2,
     "quiet": True,
 }

@@ -39,6 +39,8 @@ __all__ = [
     "test_quantized_weights_serve",
 ]  # fixtures and laws of all families
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LONG = {"max_position_embeddings": 512, "index_topk": 512}
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
 CASES = tuple(Case(name, name, LONG) for name in NAMES)
@@ -47,6 +49,7 @@ KINDS = ("deepseek_v3", "minicpm3")
 BY_KIND = (
     "test_beams_are_the_same_in_any_company",
     "test_forks_are_samples_one_by_one",
+    "test_chunks_and_preemption_change_no_bit",
     "test_drafts_change_no_token",
     "test_later_turns_find_their_prefix",
     "test_sleep_loses_nothing",

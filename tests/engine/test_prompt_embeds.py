@@ -34,17 +34,36 @@ from tests.engine.test_laws import (  # noqa: F401  a fixture
     written,
 )
 from tests.pairs import LAWS_BY_PAIRS
+from tests.profiles import SCALE
 from tests.runner.late_device import keep_rows_on_device
 
 pytestmark = LAWS_BY_PAIRS
 
 
-@pytest.fixture(
-    scope="session", params=["bundled", *(name for name in NAMES if name not in WITH_STATES)]
+MODELS = ("bundled", *(name for name in NAMES if name not in WITH_STATES))
+"""Without Gemma 4, which refuses embeddings (tests/models/test_gemma4.py), and models with states,
+which do not run on a device."""
+KINDS = ("qwen2-mixed", "opt")
+BY_KIND = (
+    "test_enqueued_embeddings_are_forgotten",
+    "test_samples_beams_and_streams",
+    "test_a_repetition_penalty_counts_no_tokens_that_nobody_knows",
+    "test_a_row_whose_embeddings_are_gone_fails_alone",
+    "test_a_stream_that_slept_goes_on",
+    "test_they_are_off_unless_asked_for",
 )
+"""Laws of engines with embeddings, which models keep or break alike."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "model" in metafunc.fixturenames:
+        is_by_kind = SCALE == 1 and metafunc.function.__name__ in BY_KIND
+        names = KINDS if is_by_kind else MODELS
+        metafunc.parametrize("model", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Without Gemma 4, which refuses embeddings (tests/models/test_gemma4.py), and models
-    with states, which do not run on a device."""
     return written(request.param, tmp_path_factory)
 
 

@@ -68,6 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+SETTINGS: dict[str, Any] = {**SMALL, "skip_tokenizer_init": False, "max_model_len": 128}
+
+
 @pytest.fixture
 def make(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,13 +79,21 @@ def make(
     engines: list[LLM] = []
 
     def start(model: str = str(folder), **more: Any) -> LLM:
-        settings = {**SMALL, "skip_tokenizer_init": False, "max_model_len": 128}
-        engines.append(LLM(model, **{**settings, **more}))
+        engines.append(LLM(model, **{**SETTINGS, **more}))
         return engines[-1]
 
     yield start
     for engine in engines:
         engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def usual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """An engine for tests that leave it as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with LLM(str(folder), **SETTINGS) as llm:
+            yield llm
 
 
 def receipt(output: RequestOutput) -> Receipt:
@@ -110,10 +121,9 @@ def one(llm: LLM, **more: Any) -> Receipt:
     return receipt(output)
 
 
-def test_a_receipt_says_what_the_output_says(make: Maker) -> None:
-    llm = make()
+def test_a_receipt_says_what_the_output_says(usual: LLM) -> None:
     asked = SamplingParams(max_tokens=12, logprobs=0, deterministic=True, temperature=0)
-    (output,) = llm.generate(PROMPTS[0], asked, use_tqdm=False)
+    (output,) = usual.generate(PROMPTS[0], asked, use_tqdm=False)
     (sample,), (evidence,) = receipt(output).statement.samples, receipt(output).evidence.samples
     assert evidence.token_ids == output.outputs[0].token_ids
     assert sample.num_tokens == len(evidence.token_ids) == 12
@@ -121,25 +131,24 @@ def test_a_receipt_says_what_the_output_says(make: Maker) -> None:
     assert receipt(output).evidence.prompt_token_ids == output.prompt_token_ids
     assert receipt(output).statement.choice["params"]["temperature"] == 0
     plain = asked.clone(deterministic=False)
-    (other,) = llm.generate(PROMPTS[0], plain, use_tqdm=False)
+    (other,) = usual.generate(PROMPTS[0], plain, use_tqdm=False)
     assert other.receipt is None
     assert other.outputs == output.outputs
 
 
-def test_nobody_who_did_not_ask_sees_logprobs(make: Maker) -> None:
+def test_nobody_who_did_not_ask_sees_logprobs(usual: LLM) -> None:
     asked = SamplingParams(max_tokens=4, deterministic=True)
-    (output,) = make().generate(PROMPTS[0], asked, use_tqdm=False)
+    (output,) = usual.generate(PROMPTS[0], asked, use_tqdm=False)
     assert output.outputs[0].logprobs is None
     assert output.outputs[0].cumulative_logprob is None
     assert receipt(output).evidence.samples[0].logprobs
 
 
-def test_a_drawn_seed_is_stated(make: Maker) -> None:
+def test_a_drawn_seed_is_stated(usual: LLM) -> None:
     """Whoever sends that seed gets the same receipt."""
-    llm = make()
-    drawn = one(llm, seed=None)
-    assert one(llm, seed=None).id != drawn.id
-    assert one(llm, seed=drawn.statement.choice["seed"]).id == drawn.id
+    drawn = one(usual, seed=None)
+    assert one(usual, seed=None).id != drawn.id
+    assert one(usual, seed=drawn.statement.choice["seed"]).id == drawn.id
 
 
 def test_receipts_do_not_say_how_an_answer_was_computed(
@@ -177,23 +186,22 @@ def test_receipts_do_not_say_how_an_answer_was_computed(
         assert run(alone, [prompt]) == [receipts]
 
 
-def test_streams_end_with_the_receipt(make: Maker) -> None:
-    llm = make()
-    wanted = one(llm)
+def test_streams_end_with_the_receipt(usual: LLM) -> None:
+    wanted = one(usual)
     for kind in RequestOutputKind:
         asked = SamplingParams(
             max_tokens=8, seed=3, temperature=0.7, ignore_eos=True, output_kind=kind,
             deterministic=True,
         )  # fmt: skip
         last = None
-        for last in llm.stream(PROMPTS[0], asked):
+        for last in usual.stream(PROMPTS[0], asked):
             assert (last.receipt is not None) == last.finished
         assert last is not None
         assert last.receipt == wanted, kind
 
 
-def test_async_engines_give_the_same(make: Maker, folder: Path) -> None:
-    wanted = one(make())
+def test_async_engines_give_the_same(usual: LLM, folder: Path) -> None:
+    wanted = one(usual)
     asked = SamplingParams(
         max_tokens=8, seed=3, temperature=0.7, ignore_eos=True, deterministic=True
     )
@@ -209,26 +217,24 @@ def test_async_engines_give_the_same(make: Maker, folder: Path) -> None:
     assert asyncio.run(last_output()).receipt == wanted
 
 
-def test_greedy_answers_state_no_seed(make: Maker) -> None:
+def test_greedy_answers_state_no_seed(usual: LLM) -> None:
     """A drawn one would tell equal answers apart."""
-    llm = make()
-    assert one(llm, temperature=0, seed=None) == one(llm, temperature=0, seed=7)
+    assert one(usual, temperature=0, seed=None) == one(usual, temperature=0, seed=7)
 
 
-def test_beams_have_receipts(make: Maker) -> None:
-    llm = make()
+def test_beams_have_receipts(usual: LLM) -> None:
     found: list[Receipt] = []
     for _ in range(2):
         rules = BeamSearchParams(beam_width=3, max_tokens=6)
         asked = rules.sampling.clone(deterministic=True)
-        rendered = llm.engine.renderer.render_prompt(PROMPTS[0])
-        output = llm.llm_engine.add(rendered, asked, _scheduling(), rules.rules)
+        rendered = usual.engine.renderer.render_prompt(PROMPTS[0])
+        output = usual.llm_engine.add(rendered, asked, _scheduling(), rules.rules)
         while not output.finished:
-            llm.llm_engine.run_step()
+            usual.llm_engine.run_step()
         found.append(receipt(output))
     assert found[0] == found[1]
     assert len(found[0].statement.samples) == 3
-    assert replay(llm, found[0]) == ""
+    assert replay(usual, found[0]) == ""
 
 
 def _scheduling() -> Any:
@@ -237,6 +243,7 @@ def _scheduling() -> Any:
     return SchedulingParams()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_not_stated_where_they_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +255,7 @@ def test_ranks_are_not_stated_where_they_change_nothing(
     path.mkdir()
     write_checkpoint(Case("dense", "llama", SIZES), path)
     found: dict[tuple[int, bool], Receipt] = {}
-    with small_engines(str(path)) as make:
+    with small_engines(str(path), num_threads=1) as make:
         for ranks, invariant in ((1, True), (2, True), (2, False), (1, False)):
             llm = make(tensor_parallel_size=ranks, rank_invariant=invariant)
             asked = SamplingParams(max_tokens=8, seed=1, ignore_eos=True, deterministic=True)
@@ -304,11 +311,14 @@ def edit_config(path: Path) -> None:
     ],
 )
 def test_another_model_is_named(
-    make: Maker, folder: Path, tmp_path: Path, edit: Callable[[Path], None], field: str
+    usual: LLM,
+    make: Maker,
+    folder: Path,
+    tmp_path: Path,
+    edit: Callable[[Path], None],
+    field: str,
 ) -> None:
-    llm = make()
-    wanted = one(llm)
-    llm.shutdown()
+    wanted = one(usual)
     other = make(model=changed(folder, tmp_path / "other", edit))
     assert one(other).id != wanted.id
     words = replay(other, wanted)
@@ -325,10 +335,8 @@ def test_another_model_is_named(
         {"logprobs_mode": "processed_logprobs"},
     ],
 )
-def test_another_setting_is_named(make: Maker, settings: dict[str, Any]) -> None:
-    llm = make()
-    wanted = one(llm)
-    llm.shutdown()
+def test_another_setting_is_named(usual: LLM, make: Maker, settings: dict[str, Any]) -> None:
+    wanted = one(usual)
     name = next(iter(settings))
     assert replay(make(**settings), wanted).startswith(f"engine.{name} is ")
 
@@ -384,61 +392,57 @@ def forged(receipt: Receipt, place: int, **changes: Any) -> Receipt:
     return Receipt.of(msgspec.structs.replace(stated, samples=[sample]), made.evidence)
 
 
-def test_the_first_other_token_is_named(make: Maker) -> None:
-    llm = make()
-    wanted = one(llm)
+def test_the_first_other_token_is_named(usual: LLM) -> None:
+    wanted = one(usual)
     kept = wanted.evidence.samples[0]
     other = forged(wanted, 4, token_ids=kept.token_ids[4] ^ 1)
     other.check()
-    words = replay(llm, other)
+    words = replay(usual, other)
     assert words.startswith(f"token 5 of the answer is {kept.token_ids[4]} ")
     assert f"but {kept.token_ids[4] ^ 1} " in words
     assert words.count(f"0x{kept.logprobs[4]}") == 2
 
 
-def test_another_bit_of_a_logprob_is_named(make: Maker) -> None:
-    llm = make()
-    wanted = one(llm)
+def test_another_bit_of_a_logprob_is_named(usual: LLM) -> None:
+    wanted = one(usual)
     bits = wanted.evidence.samples[0].logprobs[6]
     flipped = f"{int(bits, 16) ^ 1:08x}"
-    words = replay(llm, forged(wanted, 6, logprobs=flipped))
+    words = replay(usual, forged(wanted, 6, logprobs=flipped))
     assert words.startswith("token 7 of the answer is ")
     assert f"0x{bits}" in words
     assert f"0x{flipped}" in words
 
 
-def test_another_end_is_named(make: Maker) -> None:
+def test_another_end_is_named(usual: LLM) -> None:
     import msgspec
 
-    llm = make()
-    wanted = one(llm)
+    wanted = one(usual)
     stated = wanted.statement
     sample = msgspec.structs.replace(stated.samples[0], finish_reason="stop")
     other = Receipt.of(msgspec.structs.replace(stated, samples=[sample]), wanted.evidence)
-    assert replay(llm, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
+    assert replay(usual, other) == ("the answer goes on here, but ends by 'stop' in the receipt")
 
 
-def test_samples_of_one_length_may_end_in_two_ways(make: Maker) -> None:
+def test_samples_of_one_length_may_end_in_two_ways(usual: LLM) -> None:
     """One draws a stop token at the very end, where the other is cut."""
-    llm = make()
     for seed in range(20):
-        free = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4)
+        free = one(usual, seed=seed, n=2, temperature=1.5, max_tokens=4)
         first, second = (each.token_ids for each in free.evidence.samples)
         if first[-1] not in [*first[:-1], *second]:
             break
     else:
         pytest.fail("no seed has such samples")
-    wanted = one(llm, seed=seed, n=2, temperature=1.5, max_tokens=4, stop_token_ids=[first[-1]])
+    wanted = one(usual, seed=seed, n=2, temperature=1.5, max_tokens=4, stop_token_ids=[first[-1]])
     assert [each.finish_reason for each in wanted.statement.samples] == ["stop", "length"]
     assert {each.num_tokens for each in wanted.statement.samples} == {4}
-    assert replay(llm, wanted) == ""
+    assert replay(usual, wanted) == ""
 
 
-def test_a_receipt_sets_nothing_that_no_receipt_states(make: Maker) -> None:
+def test_a_receipt_sets_nothing_that_no_receipt_states(usual: LLM) -> None:
     """It may come from a stranger: a hook would run code of any module."""
     import msgspec
 
-    wanted = one(make())
+    wanted = one(usual)
     engine = {**wanted.statement.engine, "output_hook": "os:getcwd", "kv_disk": "/", "seed": 5}
     stated = msgspec.structs.replace(wanted.statement, engine=engine)
     settings = receipt_settings(Receipt.of(stated, wanted.evidence))

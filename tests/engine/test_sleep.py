@@ -22,12 +22,22 @@ from quire.compute.worker.weight_stash import WeightStash
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 PROMPT = "The capital of France is"
-QUIET: dict[str, Any] = {"quiet": True, "max_model_len": 256, "num_kv_blocks": 64}
+QUIET: dict[str, Any] = {
+    "quiet": True, "max_model_len": 256, "num_kv_blocks": 64, "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+}  # fmt: skip
 
 
 @pytest.fixture(params=[1, 2])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with LLM(**QUIET, depth=request.param, swap_space="1MiB") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> Iterator[LLM]:
+    """An engine for tests that leave it as it is."""
+    with LLM(**QUIET) as engine:
         yield engine
 
 
@@ -115,11 +125,11 @@ def resident_bytes() -> int:
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config of a Llama of about 128 MB; its weights are random."""
+    """A config of a Llama of about 60 MB; its weights are random."""
     folder = tmp_path_factory.mktemp("large")
     config = json.loads((bundled_model_path() / "config.json").read_text())
     config.update(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16,
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=2, num_attention_heads=16,
         num_key_value_heads=8, head_dim=64, vocab_size=2048, max_position_embeddings=2048,
         tie_word_embeddings=True,
     )  # fmt: skip
@@ -197,17 +207,18 @@ def test_new_weights_are_those_of_another_checkpoint(tmp_path: Path) -> None:
         ({"model.norm.weight": np.array([None])}, "'model.norm.weight' cannot be read"),
     ],
 )
-def test_wrong_weights_change_nothing(tensors: dict[str, Any], message: str) -> None:
-    with LLM(**QUIET) as llm:
-        expected = text(llm)
-        with pytest.raises(ConfigError, match=message):
-            llm.update_weights(tensors)
-        assert text(llm) == expected
-        llm.sleep(1)
-        with pytest.raises(RequestError, match="sleeps"):
-            llm.update_weights({})
-        llm.wake_up()
-        assert text(llm) == expected
+def test_wrong_weights_change_nothing(
+    unchanged: LLM, tensors: dict[str, Any], message: str
+) -> None:
+    expected = text(unchanged)
+    with pytest.raises(ConfigError, match=message):
+        unchanged.update_weights(tensors)
+    assert text(unchanged) == expected
+    unchanged.sleep(1)
+    with pytest.raises(RequestError, match="sleeps"):
+        unchanged.update_weights({})
+    unchanged.wake_up()
+    assert text(unchanged) == expected
 
 
 @pytest.mark.parametrize("place", ["load", "assemble"])

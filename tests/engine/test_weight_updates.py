@@ -43,28 +43,32 @@ from quire.server.requests.weight_bodies import WeightUpdateInfo
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import ask, collect, hosted, run
 from tests.engine.test_replicas import clients_of, replicas, until_all_ready
+from tests.models.families import Case, write_checkpoint
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
-SMALL: dict[str, Any] = {"max_model_len": 128, "num_kv_blocks": 64, "quiet": True}
+SMALL: dict[str, Any] = {
+    "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64,
+    "quiet": True,
+}  # fmt: skip
+BUNDLED = bundled_model_path()
 PROMPT = [5, 17, 301, 42, 8, 11, 19, 23]
 
 
-def changed_tensors() -> dict[str, torch.Tensor]:
-    tensors = load_file(bundled_model_path() / "model.safetensors")
+def changed_tensors(source: Path = BUNDLED) -> dict[str, torch.Tensor]:
+    tensors = load_file(source / "model.safetensors")
     return {name: each.flip(0).contiguous() for name, each in tensors.items() if "mlp" in name}
 
 
-def write_changed(folder: Path) -> str:
-    """Write the bundled model with the changed tensors."""
+def write_changed(folder: Path, source: Path = BUNDLED) -> str:
+    """Write a model with the changed tensors."""
     folder.mkdir()
-    source = bundled_model_path()
     for file in source.iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
     tensors = load_file(source / "model.safetensors")
-    save_file({**tensors, **changed_tensors()}, folder / "model.safetensors")
+    save_file({**tensors, **changed_tensors(source)}, folder / "model.safetensors")
     return str(folder)
 
 
@@ -77,10 +81,15 @@ def answer(llm: LLM) -> tuple[list[int], float | None]:
 def test_ranks_get_new_weights_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when one rank stays behind, gets another part, or keeps new weights that another
     one could not load: its share of the sums would change the answer."""
-    settings = {**SMALL, "tensor_parallel_size": 2}
-    with LLM(model=write_changed(tmp_path / "changed"), **settings) as other:
+    source = tmp_path / "source"
+    write_checkpoint(Case("it", "llama", {"vocab_size": 512}), source)
+    settings = {
+        **SMALL, "max_model_len": 64, "skip_tokenizer_init": True, "tensor_parallel_size": 2,
+        "num_threads": 1,
+    }  # fmt: skip
+    with LLM(model=write_changed(tmp_path / "changed", source), **settings) as other:
         expected = answer(other)
-    with LLM(**settings) as llm:
+    with LLM(model=str(source), **settings) as llm:
         old = answer(llm)
         assert old != expected
         with pytest.raises(ConfigError, match=r"no tensor 'model\.nothing'"):
@@ -96,9 +105,9 @@ def test_ranks_get_new_weights_together(tmp_path: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(worker, "load", fails_once)
         with pytest.raises(EngineError, match="all ranks have the weights from before"):
-            llm.update_weights(changed_tensors())
+            llm.update_weights(changed_tensors(source))
         assert not failures and answer(llm) == old
-        assert llm.update_weights(changed_tensors(), "two") >= 1
+        assert llm.update_weights(changed_tensors(source), "two") >= 1
         assert answer(llm) == expected
         llm.sleep(2)
         llm.wake_up()  # the files that crossed to the ranks are not needed any more

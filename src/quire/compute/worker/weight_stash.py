@@ -41,9 +41,11 @@ class DroppedTensors:
         self._tensors = [weakref.ref(tensor) for tensor in reachable_tensors(roots)]
 
     def collect(self, owner: object) -> None:
-        """Free all but those that `owner` still reaches. Start-up may have frozen all objects of
-        the process for the collector. They are visited if nothing less frees a tensor, since there
-        may be a million of them."""
+        """Free all but those that `owner` still reaches. The process may have a million objects,
+        which are visited only if a tensor is in a cycle; and those that start-up has frozen for
+        the collector only if nothing less frees it."""
+        if not self._linger(owner):
+            return
         gc.collect()
         if self._linger(owner) and gc.get_freeze_count() > 0:  # the count visits them too
             gc.unfreeze()
