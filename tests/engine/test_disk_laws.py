@@ -17,8 +17,6 @@ from tests.models.families import Case, write_checkpoint
 from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 TOKENS = np.random.default_rng(4).integers(5, 120, 61).tolist()
 LAYOUT: dict[str, Any] = {"block_size": 16, "max_model_len": 128, "kv_disk_bytes": "64MB"}
 KINDS = ("plain", "salt", "adapter", "media", "states", "ranks", "ranks with states")

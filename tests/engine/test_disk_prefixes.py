@@ -28,7 +28,7 @@ from tests.pairs import BY_PAIRS
 from tests.small_engines import Maker, small_engines
 from tests.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.usefixtures("patient_disk", "cached_disk", "forked_ranks")
+pytestmark = pytest.mark.usefixtures("patient_disk", "cached_disk")
 
 OTHERS = np.random.default_rng(3).integers(5, 900, (12, 50)).tolist()
 HIT = LENGTH - 1

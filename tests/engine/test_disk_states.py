@@ -19,7 +19,7 @@ from tests.profiles import SCALE
 from tests.small_engines import Maker, small_engines
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.usefixtures("patient_disk", "cached_disk", "forked_ranks")
+pytestmark = pytest.mark.usefixtures("patient_disk", "cached_disk")
 
 NAMES = ("lfm2", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "mamba2")
 KINDS = ("lfm2", "qwen3_5_text", "mamba2")

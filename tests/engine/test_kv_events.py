@@ -21,7 +21,7 @@ from tests.models.families import CASES, Case, write_checkpoint
 from tests.small_engines import small_engines
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.usefixtures("patient_disk", "forked_ranks")
+pytestmark = pytest.mark.usefixtures("patient_disk")
 
 PROMPTS = np.random.default_rng(7).integers(5, 120, (12, 41)).tolist()
 

@@ -39,8 +39,6 @@ __all__ = [
     "test_quantized_weights_serve",
 ]  # fixtures and laws of all families
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 LONG = {"max_position_embeddings": 512, "index_topk": 512}
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "glm_moe_dsa")
 CASES = tuple(Case(name, name, LONG) for name in NAMES)

@@ -52,8 +52,6 @@ from tests.models.families import Case, write_checkpoint
 from tests.profiles import SCALE
 from tests.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 STALL_S = 4.0
 """Time after which a step counts as hung: short, but longer than steps of a busy machine."""
 NOTICED_S = WAIT_S if SCALE == 1 else 5.0

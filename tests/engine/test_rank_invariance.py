@@ -13,10 +13,7 @@ from tests.engine.test_laws import has_kernels, workload
 from tests.models.families import Case, write_checkpoint
 from tests.profiles import SCALE
 
-pytestmark = [
-    pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number"),
-    pytest.mark.usefixtures("forked_ranks"),
-]
+pytestmark = pytest.mark.skipif(not has_kernels(), reason="torch sums rows by their number")
 
 SIZES = {
     "hidden_size": 128,

@@ -42,8 +42,6 @@ from tests.pairs import cover, pairs_of
 from tests.profiles import IS_CI
 from tests.speculation.test_laws import eager_policy
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
 """Rows that two ranks can share in groups of 32, as 4 bits have them."""
 # The second has norms over the heads of all ranks, too.

@@ -243,7 +243,6 @@ def _scheduling() -> Any:
     return SchedulingParams()
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_not_stated_where_they_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,7 +191,6 @@ def test_a_later_turn_starts_within_the_output(
     assert found.num_cached_tokens == 159 // 16 * 16, "the output is computed again"
 
 
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("right", [0.7])
 def test_two_ranks_take_their_states_back(
     make: Maker, folder: Path, right: float, monkeypatch: pytest.MonkeyPatch

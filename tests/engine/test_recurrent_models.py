@@ -102,7 +102,6 @@ def test_few_checkpoints_serve_as_well(make: Maker) -> None:
             assert tokens_of(generate(llm, prompts, 20)) == want
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_are_one(make: Maker, folder: Path) -> None:
     if "moe" in folder.name or "next" in folder.name:
         pytest.skip("ranks have different experts, so sums depend on their number")

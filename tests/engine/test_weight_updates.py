@@ -46,8 +46,6 @@ from tests.engine.test_replicas import clients_of, replicas, until_all_ready
 from tests.models.families import Case, write_checkpoint
 from tests.waiting import WAIT_S
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 SMALL: dict[str, Any] = {
     "max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64,
     "quiet": True,

@@ -179,8 +179,8 @@ def _child(*arguments: str) -> dict[str, Any]:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-NUM_CASES: int = machine_settings(300).max_examples
-"""6,000 under `make soak`."""
+NUM_CASES: int = machine_settings(500).max_examples
+"""10,000 under `make soak`."""
 EXTREMES = [struct.pack("<Q", number) for number in (0, 1, 1 << 31, 1 << 63, (1 << 64) - 1)]
 
 

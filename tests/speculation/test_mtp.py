@@ -25,7 +25,6 @@ from quire.engine.convert import convert_model
 from quire.lora.request import LoRARequest
 from quire.plan.speculation.policy import DraftPolicy
 from tests.engine import test_recurrent_drafts as recurrent_drafts
-from tests.engine.conftest import forked_ranks
 from tests.engine.test_latent_models import attention_by_kernels
 from tests.engine.test_laws import assert_same
 from tests.engine.test_recurrent_drafts import PROMPTS
@@ -44,8 +43,6 @@ from tests.speculation.mtp_reference import (
 )
 from tests.speculation.test_heads import Watched, skips_every_third_step
 from tests.speculation.test_laws import DEPTHS, eager_policy, totals
-
-__all__ = ["forked_ranks"]  # a fixture
 
 pytestmark = LAWS_BY_PAIRS
 
@@ -149,7 +146,6 @@ def test_an_engine_that_has_slept_drafts_as_before(
 # --- beside other settings ------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when ranks guess different tokens, or one has K/V of the layer that are another's
     heads: then few drafts are right, or the ranks stand still."""
@@ -169,7 +165,6 @@ def test_ranks_draft_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> N
     same(run(llm), expected)
 
 
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("written", FAMILIES[:1], indirect=True)
 def test_ranks_forget_drafts_that_one_could_not_make(
     make: Maker, monkeypatch: pytest.MonkeyPatch
