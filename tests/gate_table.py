@@ -27,8 +27,9 @@ class Gate:
     sets: whether a proof is of the kernel sets that its processor runs, and of no others. widest:
     whether it is of the widest of them, and not of all others. vendor:
     whether it is of processors of one vendor (csrc/native/vendor.h). all_sets: whether the group
-    needs sets that the processor does not run. command: function to run where there are no test
-    files; returns the number of its checks, or raises SystemExit.
+    needs sets that the processor does not run. needs: the set without which its tests are skipped.
+    command: function to run where there are no test files; returns the number of its checks, or
+    raises SystemExit.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Gate:
     widest: bool = False
     vendor: bool = False
     all_sets: bool = False
+    needs: str = ""
     command: Callable[[], int] | None = None
 
 
@@ -192,6 +194,7 @@ GATES = (
         sets=True,
         vendor=True,
         all_sets=True,
+        needs="avx512_bf16",
     ),
     Gate(
         "compilation",

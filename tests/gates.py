@@ -351,11 +351,13 @@ def sets_to_compile() -> str:
     """Return "all" if a group that needs all kernel sets has to run, else "native". Before an
     installation this asks for its files alone where tools are missing: ask again afterwards."""
     proofs = read_proofs()
+    _, _, sets = this_processor()
     for gate in GATES:
         is_ready = "none" not in versions_of(gate).values()
         has_files = digest_of(gate) in [each.digest for each in proofs.get(gate.name, ())]
         is_proven = has_files and not (is_ready and isinstance(standing(gate, proofs), str))
-        if gate.all_sets and not is_proven:
+        runs_here = not gate.needs or gate.needs in sets
+        if gate.all_sets and runs_here and not is_proven:
             return "all"
     return "native"
 

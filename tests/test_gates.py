@@ -254,21 +254,29 @@ def test_a_proven_group_is_left_out_with_a_line(tmp_path: Path) -> None:
 
 def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns red when CI compiles what nobody has to prove, or leaves out what has to be."""
-    proofs = {gate.name: [proof_of(gate)] for gate in GATES}
+    sets = ("avx512_bf16", "avx2")
+    proofs = {gate.name: [proof_of(gate, vendor="A", sets=sets)] for gate in GATES}
     monkeypatch.setattr(gates, "read_proofs", lambda: proofs)
+    monkeypatch.setattr(gates, "this_processor", lambda: ("a machine", "A", sets))
     assert gates.sets_to_compile() == "native"
     for name in ("attention", "wheel"):
         del proofs[name]
     assert gates.sets_to_compile() == "native"
     versions = gates.version_of
-    for torch, sets in (("none", "native"), ("9", "all")):  # before an installation, and of another
+    for torch, asked in (
+        ("none", "native"),
+        ("9", "all"),
+    ):  # before an installation, and of another
         with monkeypatch.context() as other:
             known = lambda tool, torch=torch: torch if tool == "torch" else versions(tool)  # noqa: E731
             other.setattr(gates, "version_of", known)
-            assert gates.sets_to_compile() == sets
+            assert gates.sets_to_compile() == asked
             [proof] = proofs["tiles"]
             proofs["tiles"] = [replace(proof, digest="of other files")]
             assert gates.sets_to_compile() == "all"
+            with monkeypatch.context() as lesser:  # all tests of the group are skipped there
+                lesser.setattr(gates, "this_processor", lambda: ("a machine", "A", ("avx2",)))
+                assert gates.sets_to_compile() == "native"
             proofs["tiles"] = [proof]
     del proofs["kernel-sets"]
     assert gates.sets_to_compile() == "all"

@@ -71,7 +71,8 @@ def test_the_image_serves_as_a_user_without_rights():
 
 
 def test_ci_checks_the_wheel():
-    assert "tools.check_wheel" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make --no-print-directory wheel" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "-m tools.check_wheel" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("checks", ["true", "false"])

@@ -419,7 +419,7 @@ def _kill_in_trial(found: GuidanceGrammars, patched: pytest.MonkeyPatch, number:
 
 
 def _be_late(found: GuidanceGrammars, patched: pytest.MonkeyPatch) -> None:
-    found._ready()[0]._running()
+    found._ready()[0]._running().send_signal(signal.SIGSTOP)
     patched.setattr(trial, "WALL_SECONDS", 0.0)
 
 

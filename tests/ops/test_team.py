@@ -30,8 +30,12 @@ def norm() -> Provider:
 
 
 def tasks() -> set[str]:
-    """Names of the folders of this process's threads."""
-    return set(os.listdir("/proc/self/task"))
+    """Names of the folders of this process's threads. While one ends, Linux may leave out others:
+    they are listed until two lists are equal."""
+    last, found = None, set(os.listdir("/proc/self/task"))
+    while found != last:
+        last, found = found, set(os.listdir("/proc/self/task"))
+    return found
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -357,7 +357,7 @@ def test_the_whole_command_pins_files_and_pins_them_again(
 
 def is_core(process: object) -> bool:
     command = Path(f"/proc/{process}/cmdline").read_bytes()
-    return b"core_process" in command or name_of(str(process)) == "forked_core"
+    return b"core_process" in command or name_of(str(process)) == "real_core_process"[:15]
 
 
 def is_pinned_again(http: httpx.Client) -> bool:

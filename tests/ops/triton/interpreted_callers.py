@@ -26,11 +26,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, o
 
 
 @pytest.mark.parametrize("name", ["decode-tiles", "prompt-tiles"])
-def test_the_benchmark_of_tiles_runs_dry(name: str, tmp_path: Path) -> None:
+def test_the_benchmark_of_tiles_runs_dry(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same test as for the other parts: tests/bench/test_gpu_script.py. These parts call
     kernels by themselves."""
     script = import_module("benchmarks.gpu.__main__")
-    test_gpu_script.test_a_part_runs_dry(name, script, tmp_path)
+    test_gpu_script.test_a_part_runs_dry(name, script, tmp_path, monkeypatch)
 
 
 def test_the_backend_serves_a_layer_of_a_pool() -> None:
