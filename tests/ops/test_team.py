@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_for
 
 from quire.base.platform import detect_platform
 from quire.base.platform.priority import LOWEST
@@ -77,6 +77,8 @@ def test_members_may_give_way(norm: Provider) -> None:
     for team, wanted in ((Team(3, gives_way=True), LOWEST), (Team(3), own)):
         call = norm.load(team)
         assert torch.equal(call(*given), norm.load()(*given))
+        # The thread that started them has ended for Python, and has to wait until Linux lets it.
+        wait_for(lambda known=before: len(tasks() - known) == 2, "the members alone")
         members = tasks() - before
         found = [os.getpriority(os.PRIO_PROCESS, int(member)) for member in members]
         assert found == [wanted] * 2
