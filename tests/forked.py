@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 __all__ = [
     "FAKE", "REAL", "SERVER", "TEMPLATE", "Forked", "ForkedProcess", "ForkedRank", "ForkedServer",
-    "OwnTemplate", "Template", "function_of", "template_of",
+    "OwnTemplate", "Template", "core_starter", "name_of", "rank_starter", "template_of",
 ]  # fmt: skip
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
@@ -149,7 +149,7 @@ class ForkedProcess:
         given = {0: read, 1: out_write, 2: 2, **{each: each for each in descriptors}}
         self.stdout = _Output(out) if has_output else None
         try:
-            self.pid = template.start(*function_of(command), given)
+            self.pid = template.start(*_function_of(command), given)
         except BaseException:
             os.close(write)
             raise
@@ -229,7 +229,7 @@ class ForkedRank(Forked):
         with open(os.devnull, "wb") as nowhere:
             given = {0: read, 1: nowhere.fileno(), 2: 2, **{each: each for each in descriptors}}
             try:
-                super().__init__(template.start(*function_of(command), given))
+                super().__init__(template.start(*_function_of(command), given))
             except BaseException:
                 os.close(write)
                 raise
@@ -262,13 +262,43 @@ class ForkedServer(Forked):
         self.wait()
 
 
+def rank_starter(template: Callable[[], Template]) -> Callable[[Any, Sequence[int]], ForkedRank]:
+    """Return a `RankGroup._start_process` that forks. template: called for each rank."""
+
+    def start_process(group: Any, descriptors: Sequence[int]) -> ForkedRank:
+        return ForkedRank(template(), group._command, descriptors)
+
+    return start_process
+
+
+def core_starter(template: Template, module: str = "") -> Callable[[Any], Awaitable[Any]]:
+    """Return an `EngineSupervisor._start_process` that forks. module: its `main` is called with the
+    core's own as first argument."""
+
+    async def start_process(supervisor: Any) -> ForkedProcess:
+        command = supervisor._command
+        if module:
+            function, arguments = _function_of(command)
+            command = (sys.executable, "-m", module, function, *arguments)
+        return ForkedProcess(template, command)
+
+    return start_process
+
+
+def name_of(process: int | str) -> str:
+    """Name of a process, "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
+
+
 def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-def function_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _function_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The `main` of the file or module that a command of Python runs, and its arguments."""
     _, file, *arguments = command
     if file == "-m":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from quire import LLM
 from quire.compute.executor.processes.group import RankGroup
-from tests.forked import REAL, ForkedRank, template_of
+from tests.forked import REAL, rank_starter, template_of
 
 __all__ = [
     "SMALL", "Maker", "collect_and_freeze", "forked_ranks", "kernels_by_flags", "small_engines",
@@ -49,12 +49,8 @@ def kernels_by_flags() -> Iterator[None]:
 def forked_ranks() -> Iterator[None]:
     """Fork ranks that an engine in this process starts (tests/forked.py), in rooms whose
     `conftest.py` names this. The first one starts the template."""
-
-    def start_process(group: RankGroup, descriptors: Sequence[int]) -> Any:
-        return ForkedRank(template_of(REAL), group._command, descriptors)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankGroup, "_start_process", start_process)
+        patch.setattr(RankGroup, "_start_process", rank_starter(lambda: template_of(REAL)))
         yield
 
 

@@ -263,10 +263,8 @@ def test_all_sets_are_compiled_where_a_group_needs_them(monkeypatch: pytest.Monk
         del proofs[name]
     assert gates.sets_to_compile() == "native"
     versions = gates.version_of
-    for torch, asked in (
-        ("none", "native"),
-        ("9", "all"),
-    ):  # before an installation, and of another
+    # Before an installation, and with another version than that of the proof.
+    for torch, asked in (("none", "native"), ("9", "all")):
         with monkeypatch.context() as other:
             known = lambda tool, torch=torch: torch if tool == "torch" else versions(tool)  # noqa: E731
             other.setattr(gates, "version_of", known)

@@ -31,7 +31,7 @@ _PYTHON_TEXT = re.compile(
     |'{3}(?:\\[\s\S]|[^\\])*?'{3}
     |"(?:\\[\s\S]|[^"\\\n])*"
     |'(?:\\[\s\S]|[^'\\\n])*'
-    |\#.*                             # a comment: what begins within no string
+    |\#.*                             # a comment begins within no string
     """,
     re.VERBOSE,
 )

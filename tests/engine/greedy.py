@@ -62,13 +62,20 @@ def tokens_by_transformers(folder: Path) -> list[list[int]]:
     return found
 
 
+def chosen_names(
+    metafunc: pytest.Metafunc, names: Sequence[str], kinds: Sequence[str], laws: Sequence[str]
+) -> Sequence[str]:
+    """Return all names, but for `laws`, outside of a soak, one of each kind."""
+    return kinds if SCALE == 1 and metafunc.function.__name__ in laws else names
+
+
 def give_families(
     metafunc: pytest.Metafunc, cases: Sequence[Case], kinds: Sequence[str], laws: Sequence[str]
 ) -> None:
     """Give the fixture `folder` all cases, but `laws`, outside of a soak, one of each kind."""
     if "folder" in metafunc.fixturenames:
-        is_by_kind = SCALE == 1 and metafunc.function.__name__ in laws
-        chosen = [case for case in cases if case.name in kinds or not is_by_kind]
+        names = chosen_names(metafunc, [case.name for case in cases], kinds, laws)
+        chosen = [case for case in cases if case.name in names]
         ids = [case.name for case in chosen]
         metafunc.parametrize("folder", chosen, ids=ids, indirect=True, scope="module")
 

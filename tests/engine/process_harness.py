@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +28,7 @@ from quire.protocol.pooling_params import POOLED_PARAMS, Pooling
 from quire.protocol.status import EngineState
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.executor.fake import FakeModel
-from tests.forked import FAKE, REAL, ForkedProcess, function_of, template_of
+from tests.forked import FAKE, REAL, core_starter, template_of
 from tests.waiting import WAIT_S
 
 FAKE_MODEL = FakeModel([None], 1000)
@@ -58,15 +57,11 @@ class ForkedSupervisor(EngineSupervisor):
 
     def __init__(self, *given: Any, template: str = FAKE, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._template = template_of(template)
-        self._forked_command = tuple(self._command)
-        if template == REAL:
-            function, arguments = function_of(self._command)
-            self._forked_command = (sys.executable, "-m", REAL, function, *arguments)
+        module = REAL if template == REAL else ""
+        self._fork = core_starter(template_of(template), module)
 
     async def _start_process(self) -> asyncio.subprocess.Process:
-        found: Any = ForkedProcess(self._template, self._forked_command)
-        return found
+        return await self._fork(self)
 
 
 class SoleHost(Protocol):

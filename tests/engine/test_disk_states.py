@@ -12,10 +12,10 @@ import pytest
 from quire import LLM, ConfigError, RequestOutput
 from quire.config.kv_disk.check import verify
 from quire.config.kv_disk.folder import KVFolder
+from tests.engine.greedy import chosen_names
 from tests.engine.test_disk_prefixes import is_saved
 from tests.engine.test_laws import assert_same, params
 from tests.models.families import Case, write_checkpoint
-from tests.profiles import SCALE
 from tests.small_engines import Maker, small_engines
 from tests.waiting import wait_for
 
@@ -44,8 +44,7 @@ FIRST_TURN, LATER_TURN, NEW_TOKENS = 700, 60, 36
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "model" in metafunc.fixturenames:
-        is_by_kind = SCALE == 1 and metafunc.function.__name__ in BY_KIND
-        names = KINDS if is_by_kind else NAMES
+        names = chosen_names(metafunc, NAMES, KINDS, BY_KIND)
         metafunc.parametrize("model", names, indirect=True, scope="module")
 
 

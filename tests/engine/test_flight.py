@@ -86,7 +86,7 @@ def test_a_core_that_is_killed_leaves_what_it_did(folder: Path) -> None:
 
 def test_a_core_that_hangs_says_where(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        async with hosted(FAULTY, stall_s=1.2, max_replays=0) as host:
+        async with hosted(FAULTY, stall_s=2.0, max_replays=0) as host:
             await collect(await ask(host.client, [5, HANGER, 7], max_tokens=50))
             await asyncio.to_thread(dump_in, folder, "stall")
 

@@ -18,6 +18,7 @@ from quire import LLM, BeamSearchParams, RequestError, SamplingParams
 from quire.protocol import EngineRequest, FinishReason
 from quire.protocol.media import Media
 from quire.protocol.step import MediaSpan
+from tests.engine.greedy import chosen_names
 from tests.engine.test_captured import captured_steps
 from tests.engine.test_laws import (  # noqa: F401  a fixture
     DEPTHS,
@@ -34,7 +35,6 @@ from tests.engine.test_laws import (  # noqa: F401  a fixture
     written,
 )
 from tests.pairs import LAWS_BY_PAIRS
-from tests.profiles import SCALE
 from tests.runner.late_device import keep_rows_on_device
 
 pytestmark = LAWS_BY_PAIRS
@@ -57,8 +57,7 @@ BY_KIND = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "model" in metafunc.fixturenames:
-        is_by_kind = SCALE == 1 and metafunc.function.__name__ in BY_KIND
-        names = KINDS if is_by_kind else MODELS
+        names = chosen_names(metafunc, MODELS, KINDS, BY_KIND)
         metafunc.parametrize("model", names, indirect=True, scope="session")
 
 

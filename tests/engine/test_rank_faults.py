@@ -46,7 +46,7 @@ from tests.engine.process_harness import (
     until_state,
 )
 from tests.engine.test_laws import has_kernels
-from tests.forked import TEMPLATE
+from tests.forked import TEMPLATE, name_of
 from tests.lora.adapters import write_adapter
 from tests.models.families import Case, write_checkpoint
 from tests.profiles import SCALE
@@ -85,14 +85,7 @@ def children_of(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended
             found.update(map(int, (task / "children").read_text().split()))
-    return sorted(each for each in found if name_of(each) != TEMPLATE)
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return TEMPLATE  # it was one that made a rank
+    return sorted(each for each in found if name_of(each) not in ("", TEMPLATE))
 
 
 def is_gone(pid: int) -> bool:

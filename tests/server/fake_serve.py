@@ -7,7 +7,6 @@ of the front names it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -30,7 +29,7 @@ from quire.engine.supervision.supervisor import EngineSupervisor, RestartPolicy 
 from quire.server import Limits, ServerSettings, run_server  # noqa: E402
 from quire.server.processes import sole_front  # noqa: E402
 from tests.engine.fake_core_process import FakeCoreOptions  # noqa: E402
-from tests.forked import TEMPLATE, Forked, ForkedProcess, OwnTemplate, template_of  # noqa: E402
+from tests.forked import TEMPLATE, Forked, OwnTemplate, core_starter, name_of, template_of  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
 __all__ = ["FakeServeOptions", "FakeServer", "fake_server", "sole_front"]
@@ -141,23 +140,10 @@ def members_of(session: int) -> list[int]:
     return found
 
 
-def name_of(process: int | str) -> str:
-    """Name of a process, "" if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/comm").read_text().strip()
-    return ""
-
-
 def forked_main() -> int:
     """Serve in a session of its own. Cores are forked too."""
     os.setsid()
-    template = OwnTemplate()
-
-    async def start_process(supervisor: EngineSupervisor) -> asyncio.subprocess.Process:
-        found: Any = ForkedProcess(template, supervisor._command)
-        return found
-
-    EngineSupervisor._start_process = start_process  # type: ignore[method-assign]
+    EngineSupervisor._start_process = core_starter(OwnTemplate())  # type: ignore[method-assign]
     return main()
 
 

@@ -6,7 +6,6 @@ or of some code runs then, in a session of its own.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import Any
@@ -16,7 +15,7 @@ from quire.entrypoints.cli import main as cli
 from quire.entrypoints.cli import serve
 from quire.server.processes import front_process, owner, sole_front, watched_front
 from tests.engine import real_core_process
-from tests.forked import REAL, ForkedProcess, OwnTemplate, function_of
+from tests.forked import REAL, ForkedProcess, OwnTemplate, core_starter
 
 __all__ = ["front_process", "main", "owner", "real_core_process", "serve", "sole_front"]
 
@@ -25,17 +24,12 @@ def main() -> int:
     os.setsid()
     template = OwnTemplate()
 
-    async def start_process(supervisor: EngineSupervisor) -> asyncio.subprocess.Process:
-        function, arguments = function_of(supervisor._command)
-        found: Any = ForkedProcess(template, (sys.executable, "-m", REAL, function, *arguments))
-        return found
-
     async def spawn(listener: int) -> watched_front.WatchedFront:
         command = watched_front.FRONT_COMMAND
         found: Any = ForkedProcess(template, command, [listener], has_output=True)
         return watched_front.WatchedFront(found)
 
-    EngineSupervisor._start_process = start_process  # type: ignore[method-assign]
+    EngineSupervisor._start_process = core_starter(template, REAL)  # type: ignore[method-assign]
     watched_front.WatchedFront.spawn = spawn  # type: ignore[method-assign]
     _, flag, what, *arguments = sys.argv
     sys.argv = [what, *arguments]

@@ -34,10 +34,11 @@ from quire.server.requests.errors import RefusedError
 from quire.server.requests.limits import Limits
 from quire.server.routes.services import Services
 from quire.server.settings import ServerSettings
+from tests.forked import name_of
 from tests.server.fake_serve import listening_sockets
 from tests.server.in_memory import InMemoryClient
 from tests.server.test_operations import samples
-from tests.server.test_run import CHAT, CODE, LONG, Serving, children, name_of, refusal, serving
+from tests.server.test_run import CHAT, CODE, LONG, Serving, children, refusal, serving
 from tests.waiting import WAIT_S, get, post, wait_for
 from tests.waiting import stream as open_stream
 

@@ -55,14 +55,19 @@ def kept(tmp_path: Path) -> Iterator[RunningServer]:
         yield found
 
 
-@pytest.fixture
-def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{kept.url}/v1",
-        api_key="none",
+def client_of(server: RunningServer, key: str = "none", **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=key,
         timeout=WAIT_S,
         http_client=waiting.PatientClient(),
-    ) as found:
+        **options,
+    )
+
+
+@pytest.fixture
+def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
+    with client_of(kept) as found:
         yield found
 
 
@@ -70,12 +75,7 @@ def client(kept: RunningServer) -> Iterator[openai.OpenAI]:
 def started(folder: Path, engine: InMemoryClient) -> Iterator[tuple[RunningServer, openai.OpenAI]]:
     with (
         running_server(bundled_front(), settings(folder), engine) as server,
-        openai.OpenAI(
-            base_url=f"{server.url}/v1",
-            api_key="none",
-            timeout=WAIT_S,
-            http_client=waiting.PatientClient(),
-        ) as client,
+        client_of(server) as client,
     ):
         yield server, client
 
@@ -315,15 +315,7 @@ def test_keys_see_their_own(tmp_path: Path) -> None:
         server = stack.enter_context(
             running_server(bundled_front(), settings(tmp_path, api_key=KEYS))
         )
-        url = f"{server.url}/v1"
-        one, other = (
-            stack.enter_context(
-                openai.OpenAI(
-                    base_url=url, api_key=key, timeout=WAIT_S, http_client=waiting.PatientClient()
-                )
-            )
-            for key in KEYS
-        )
+        one, other = (stack.enter_context(client_of(server, key)) for key in KEYS)
         source = upload(one, line("one"))
         batch = one.batches.create(input_file_id=source, endpoint=ROUTE, completion_window="24h")
         assert finished(one, batch.id).status == "completed"
@@ -348,13 +340,7 @@ def test_a_second_key_hides_nothing_of_the_first(tmp_path: Path) -> None:
     for number, keys in enumerate(((), KEYS[:1], KEYS, (KEYS[1], KEYS[0]))):
         with (
             running_server(bundled_front(), settings(tmp_path, api_key=keys)) as server,
-            openai.OpenAI(
-                base_url=f"{server.url}/v1",
-                api_key=KEYS[0],
-                max_retries=0,
-                timeout=WAIT_S,
-                http_client=waiting.PatientClient(),
-            ) as one,
+            client_of(server, KEYS[0], max_retries=0) as one,
         ):
             if number == 1:  # as a lone key's were kept before
                 batch = one.batches.create(

@@ -27,9 +27,10 @@ from tests import waiting
 from tests.engine.fake_core_process import FakeCoreOptions
 from tests.engine.process_harness import ask, collect, hosted, run, until_state
 from tests.engine.test_replicas import clients_of, replicas
+from tests.forked import name_of
 from tests.server import in_memory
 from tests.server.running import RunningServer, running_server
-from tests.server.test_run import CODE, children, name_of, serving
+from tests.server.test_run import CODE, children, serving
 from tests.waiting import WAIT_S, wait_for
 
 PREFIXES = "/admin/prefixes"

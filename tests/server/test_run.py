@@ -23,8 +23,8 @@ from quire.base.errors import ConfigError
 from quire.server.processes.listening import listening
 from quire.server.settings import ServerSettings
 from tests import waiting
-from tests.forked import SERVER, TEMPLATE, ForkedServer, template_of
-from tests.server.fake_serve import listening_sockets, members_of, name_of
+from tests.forked import SERVER, TEMPLATE, ForkedServer, name_of, template_of
+from tests.server.fake_serve import listening_sockets, members_of
 from tests.waiting import WAIT_S, wait_for
 
 CODE = """

@@ -41,9 +41,9 @@ class DroppedTensors:
         self._tensors = [weakref.ref(tensor) for tensor in reachable_tensors(roots)]
 
     def collect(self, owner: object) -> None:
-        """Free all but those that `owner` still reaches. The process may have a million objects,
-        which are visited only if a tensor is in a cycle; and those that start-up has frozen for
-        the collector only if nothing less frees it."""
+        """Free all but those that `owner` still reaches. The garbage collector runs only if a cycle
+        holds one, since it visits every object of the process. It visits what start-up has frozen
+        only if that does not free them."""
         if not self._linger(owner):
             return
         gc.collect()

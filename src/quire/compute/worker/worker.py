@@ -167,7 +167,7 @@ class Worker:
         self._sleep_level = max(self._sleep_level, level)
         dropped.collect(self)
         if self._device.type == "cuda":
-            gc.collect()  # its memory is dear, also where it is held in other ways
+            gc.collect()  # other cycles may hold memory of the device
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
